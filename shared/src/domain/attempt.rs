@@ -1,0 +1,28 @@
+//! An attempt: one HTTP request, numbered from 1, and what came of it.
+
+use super::coded;
+
+coded! {
+    /// What an attempt says: a class, so that a reaction can be chosen (architecture §6).
+    /// A failed attempt is data, never an `Err`.
+    Outcome, "outcome" {
+        /// 2xx within the deadline.
+        Delivered = 1 "delivered",
+        /// May well work later: network, timeout, 408, 409, 421, 423, 425, 5xx except 501 and 505.
+        Transient = 2 "transient",
+        /// 401, 403, 404: deploys and firewalls cause them for minutes.
+        Misconfigured = 3 "misconfigured",
+        /// 429.
+        Throttled = 4 "throttled",
+        /// Refused for good; also everything not classified otherwise.
+        Permanent = 5 "permanent",
+        /// 410: nobody lives here any more.
+        Gone = 6 "gone",
+        /// Our fault: secret, payload, panic.
+        Internal = 7 "internal",
+        /// The address policy forbids the address.
+        Refused = 8 "refused",
+        /// Too old to be sent.
+        Expired = 9 "expired",
+    }
+}

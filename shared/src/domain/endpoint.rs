@@ -1,0 +1,140 @@
+//! An endpoint: where to, what it wants, and within which limits.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::coded;
+
+coded! {
+    /// Whether an endpoint takes deliveries.
+    EndpointState, "endpoint state" {
+        /// Takes deliveries.
+        Enabled = 1 "enabled",
+        /// New and pending deliveries become `skipped`.
+        Disabled = 2 "disabled",
+        /// Pending deliveries become `cancelled`; the row stays for its history.
+        Deleted = 3 "deleted",
+    }
+}
+
+/// Full-jitter backoff: the delay before attempt n + 1 is uniform in 0 .. min(base · 2^n, max).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Backoff {
+    /// Seconds, doubled with every attempt made.
+    pub base_seconds: u32,
+    /// Seconds, the most the bound grows to.
+    pub max_seconds: u32,
+}
+
+/// The limits of an endpoint, as stored in `endpoints.settings`. An absent key is the default.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EndpointSettings {
+    /// Milliseconds for a whole attempt, DNS to last byte.
+    pub timeout_ms: u32,
+    /// How many attempts may be charged to a delivery (D4).
+    pub max_attempts: u16,
+    /// The delays between them.
+    pub backoff: Backoff,
+    /// The most requests at the endpoint at once.
+    pub max_in_flight: u16,
+    /// Seconds from creation after which a delivery becomes a dead letter of class `expired`.
+    pub max_age_seconds: u32,
+    /// The most deliveries waiting; the overflow becomes `skipped`.
+    pub max_pending: u32,
+}
+
+impl Default for EndpointSettings {
+    fn default() -> Self {
+        Self {
+            timeout_ms: 15_000,
+            max_attempts: 5,
+            backoff: Backoff {
+                base_seconds: 30,
+                max_seconds: 3_600,
+            },
+            max_in_flight: 10,
+            max_age_seconds: 5 * 86_400,
+            max_pending: 100_000,
+        }
+    }
+}
+
+impl EndpointSettings {
+    /// The deadline of one attempt.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        Duration::from_millis(u64::from(self.timeout_ms))
+    }
+
+    /// How long a delivery may live.
+    #[must_use]
+    pub fn max_age(&self) -> Duration {
+        Duration::from_secs(u64::from(self.max_age_seconds))
+    }
+}
+
+/// Whether an endpoint with these patterns wants an event of this type.
+///
+/// `order.*` matches `order.a` and `order.a.b`, not `order`. No pattern at all means every type
+/// except the reserved `postrider.*`, which only a pattern that names it matches.
+#[must_use]
+pub fn wants_type(patterns: &[String], event_type: &str) -> bool {
+    if patterns.is_empty() {
+        return !event_type.starts_with("postrider.");
+    }
+    patterns
+        .iter()
+        .any(|pattern| match pattern.strip_suffix('*') {
+            Some(stem) => event_type.len() > stem.len() && event_type.starts_with(stem),
+            None => pattern == event_type,
+        })
+}
+
+/// Whether an endpoint on these channels wants an event on those. An endpoint without channels
+/// wants all; an endpoint with channels wants events that share at least one.
+#[must_use]
+pub fn wants_channels(endpoint: &[String], event: &[String]) -> bool {
+    endpoint.is_empty() || endpoint.iter().any(|channel| event.contains(channel))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_as_the_contract_says() {
+        let cases: &[(&[&str], &str, bool)] = &[
+            (&[], "order.created", true),
+            (&[], "postrider.endpoint.opened", false),
+            (&["order.*"], "order.a", true),
+            (&["order.*"], "order.a.b", true),
+            (&["order.*"], "order", false),
+            (&["order.*"], "order.", false),
+            (&["order.*"], "orders.a", false),
+            (&["order.created"], "order.created", true),
+            (&["order.created"], "order.created.x", false),
+            (&["a", "postrider.*"], "postrider.endpoint.opened", true),
+        ];
+        for (patterns, event_type, expected) in cases {
+            let patterns: Vec<String> = patterns.iter().map(ToString::to_string).collect();
+            assert_eq!(
+                wants_type(&patterns, event_type),
+                *expected,
+                "{patterns:?} {event_type}"
+            );
+        }
+    }
+
+    #[test]
+    fn channels_narrow_only_endpoints_that_have_some() {
+        let list = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(wants_channels(&[], &[]));
+        assert!(wants_channels(&[], &list(&["eu"])));
+        assert!(wants_channels(&list(&["eu", "us"]), &list(&["us"])));
+        assert!(!wants_channels(&list(&["eu"]), &[]));
+        assert!(!wants_channels(&list(&["eu"]), &list(&["us"])));
+    }
+}

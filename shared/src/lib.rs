@@ -1,0 +1,24 @@
+//! What the API and the worker of Postrider share.
+//!
+//! - [`ids`]: public ids (`evt_…`) and their UUIDv7s.
+//! - [`domain`]: the types both sides speak in; no IO.
+//! - [`policy`]: pure decisions; time and chance come in as arguments.
+//! - `store` (feature): the only place with SQL.
+//! - `runtime` (feature): settings, clocks, telemetry, supervised tasks.
+//! - `embedded_postgres` (feature): a private PostgreSQL for `postrider dev` and for tests.
+//! - `testing` (feature): what tests of several crates need.
+//!
+//! Without features nothing here depends on tokio, a database or HTTP; `scripts/check-layers` proves it.
+
+pub mod domain;
+pub mod ids;
+pub mod policy;
+
+#[cfg(feature = "embedded-postgres")]
+pub mod embedded_postgres;
+#[cfg(feature = "runtime")]
+pub mod runtime;
+#[cfg(feature = "store")]
+pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
