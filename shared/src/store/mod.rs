@@ -2,9 +2,27 @@
 //!
 //! Each statement is one `const` beside the one function that binds it, with a line that names the
 //! index it uses and the lock it takes. "Now" is the database's clock, or a parameter.
+//!
+//! tokio-postgres checks nothing at compile time, so every module lists its statements as
+//! `pub const STATEMENTS: &[(&str, &str)]` (`"module.statement"`, the SQL), [`statements`] chains
+//! the lists, and a test prepares each one against the migrated schema (`tests/store/statements.rs`).
+//! A new module adds its list there. Utility statements that cannot be prepared (DDL) stay out.
 
 pub mod error;
+pub mod migrate;
+pub mod partitions;
 pub mod pool;
 
 pub use error::StoreError;
 pub use pool::{Database, Role, Session};
+
+/// Every statement of the store, by name.
+pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
+    [
+        migrate::STATEMENTS,
+        partitions::STATEMENTS,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
+}
