@@ -1,0 +1,81 @@
+//! The settings as command-line arguments, so that `--help` says what the table says.
+
+use std::collections::BTreeMap;
+
+use clap::{Arg, ArgMatches};
+
+use super::table::{COMMON, Kind, Setting, find};
+
+/// Arguments for these settings and for what every program takes. A secret has only the flag
+/// `--<name>-file`: command lines are visible to everyone on the machine.
+#[must_use]
+pub fn args(names: &[&'static str]) -> Vec<Arg> {
+    let own = names.iter().filter_map(|name| find(name));
+    let common = COMMON.iter().filter_map(|name| find(name));
+    let mut args: Vec<Arg> = own.map(|setting| arg(setting, "Settings")).collect();
+    args.extend(common.map(|setting| arg(setting, "Common settings").global(true)));
+    args
+}
+
+fn arg(setting: &'static Setting, heading: &'static str) -> Arg {
+    let name = setting.name;
+    let help = format!(
+        "{} [default: {}] [env: {name}]",
+        capitalized(setting.help),
+        setting.default_shown().replace('`', ""),
+    )
+    .replace('`', "");
+    let base = Arg::new(name).long(setting.flag).help_heading(heading);
+    match setting.kind {
+        Kind::Token(_) | Kind::Key => of_file(setting, heading, &help),
+        Kind::NotYet => base.value_name("VALUE").hide(true),
+        Kind::Bool => base
+            .value_name("true|false")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+            .help(help),
+        Kind::Text => base.value_name("URL").help(help),
+        Kind::Addr => base.value_name("ADDRESS:PORT").help(help),
+        Kind::Length(..) => base.value_name("LENGTH").help(help),
+        Kind::Count(..) => base.value_name("NUMBER").help(help),
+        Kind::Cidrs => base.value_name("NETWORKS").help(help),
+        Kind::Path => base.value_name("PATH").help(help),
+        Kind::Choice(_) => base.value_name("FORMAT").help(help),
+        Kind::Filter => base.value_name("FILTER").help(help),
+    }
+}
+
+/// A secret by its file: command lines are visible to everyone on the machine. (A database URL may
+/// hold a password too, but often does not, and is what people expect to type.)
+fn of_file(setting: &'static Setting, heading: &'static str, help: &str) -> Arg {
+    let (id, flag) = setting
+        .secret
+        .map_or((setting.name, setting.flag), |file| (file.name, file.flag));
+    Arg::new(id)
+        .long(flag)
+        .help_heading(heading)
+        .value_name("PATH")
+        .help(format!("A file that holds: {help} [env: {id}]"))
+}
+
+fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(letters).collect()
+    })
+}
+
+/// The settings among parsed arguments, for [`super::Settings::load`].
+#[must_use]
+pub fn flags(matches: &ArgMatches) -> BTreeMap<&'static str, String> {
+    matches
+        .ids()
+        .filter_map(|id| super::known(id.as_str()))
+        .filter_map(|name| {
+            // A command's own arguments share no id with a setting, so each of these is a text.
+            let value = matches.try_get_one::<String>(name).ok().flatten()?;
+            Some((name, value.clone()))
+        })
+        .collect()
+}

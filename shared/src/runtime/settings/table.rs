@@ -1,0 +1,343 @@
+//! The table of settings: the single source for `--help`, the environment, the TOML file, the check
+//! for unknown names and the tables in README.md and docs/configuration.md.
+
+use std::time::Duration;
+
+/// What a value must look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Any text that is not empty.
+    Text,
+    /// A secret text of at least this many characters.
+    Token(usize),
+    /// 32 bytes in base64.
+    Key,
+    /// `address:port`; port 0 takes a free one.
+    Addr,
+    /// A length with its unit (`10s`, `5m`, `30d`), both limits included.
+    Length(Duration, Duration),
+    /// A whole number, both limits included.
+    Count(u64, u64),
+    /// `true` or `false`.
+    Bool,
+    /// Networks separated by commas (`10.0.0.0/8,fd00::/8`); empty is none.
+    Cidrs,
+    /// A file or folder.
+    Path,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A log filter (`info`, `warn,worker=debug`).
+    Filter,
+    /// A name that is reserved, of something that this version cannot do: setting it is an error,
+    /// because ignoring it would promise what does not happen.
+    NotYet,
+}
+
+/// How a secret is read from a file.
+#[derive(Debug, Clone, Copy)]
+pub struct FromFile {
+    /// The environment variable that names the file.
+    pub name: &'static str,
+    /// The flag that names it, without its dashes.
+    pub flag: &'static str,
+}
+
+/// One setting.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// The environment variable, and the name of the setting everywhere.
+    pub name: &'static str,
+    /// The flag without its dashes; the TOML key is the same with underscores.
+    pub flag: &'static str,
+    /// What it is when nobody sets it.
+    pub default: Option<&'static str>,
+    /// What to show where there is no plain default.
+    pub default_text: &'static str,
+    /// What a value must look like.
+    pub kind: Kind,
+    /// Present for a secret, which is never shown and can come from a file.
+    pub secret: Option<FromFile>,
+    /// What it does, in one sentence.
+    pub help: &'static str,
+}
+
+impl Setting {
+    /// The TOML key.
+    #[must_use]
+    pub fn key(&self) -> String {
+        self.flag.replace('-', "_")
+    }
+
+    /// The default as people read it.
+    #[must_use]
+    pub fn default_shown(&self) -> &'static str {
+        match self.default {
+            Some("") => "empty",
+            Some(value) => value,
+            None => self.default_text,
+        }
+    }
+
+    const fn plain(name: &'static str, flag: &'static str, kind: Kind, help: &'static str) -> Self {
+        Self {
+            name,
+            flag,
+            default: None,
+            default_text: "none",
+            kind,
+            secret: None,
+            help,
+        }
+    }
+
+    const fn default(mut self, value: &'static str) -> Self {
+        self.default = Some(value);
+        self
+    }
+
+    const fn shown(mut self, text: &'static str) -> Self {
+        self.default_text = text;
+        self
+    }
+
+    const fn secret(mut self, name: &'static str, flag: &'static str) -> Self {
+        self.secret = Some(FromFile { name, flag });
+        self
+    }
+}
+
+const fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+const fn days(n: u64) -> Duration {
+    Duration::from_secs(n * 86_400)
+}
+
+const RETENTION: Kind = Kind::Length(days(1), days(3_650));
+
+/// Every setting there is.
+pub const TABLE: &[Setting] = &[
+    Setting::plain(
+        "DATABASE_URL",
+        "database-url",
+        Kind::Text,
+        "PostgreSQL 15 or newer, as a libpq URL; several hosts allowed, TLS by `sslmode`",
+    )
+    .shown("none (`dev`: a private PostgreSQL)")
+    .secret("DATABASE_URL_FILE", "database-url-file"),
+    Setting::plain(
+        "POSTRIDER_API_ADDR",
+        "api-addr",
+        Kind::Addr,
+        "where the API listens",
+    )
+    .default("127.0.0.1:8080"),
+    Setting::plain(
+        "POSTRIDER_METRICS_ADDR",
+        "metrics-addr",
+        Kind::Addr,
+        "where `/metrics`, `/health/live` and `/health/ready` are",
+    )
+    .shown("api `127.0.0.1:9464`, worker `127.0.0.1:9465`"),
+    Setting::plain(
+        "POSTRIDER_ADMIN_TOKEN",
+        "admin-token",
+        Kind::Token(16),
+        "bearer token of `/v1/admin`, at least 16 characters",
+    )
+    .shown("none: admin API off")
+    .secret("POSTRIDER_ADMIN_TOKEN_FILE", "admin-token-file"),
+    Setting::plain(
+        "POSTRIDER_MASTER_KEY",
+        "master-key",
+        Kind::Key,
+        "32 bytes in base64 that encrypt endpoints' secrets at rest (`openssl rand -base64 32`)",
+    )
+    .shown("required outside `dev`")
+    .secret("POSTRIDER_MASTER_KEY_FILE", "master-key-file"),
+    Setting::plain(
+        "POSTRIDER_MASTER_KEY_PREVIOUS",
+        "master-key-previous",
+        Kind::Key,
+        "the master key before, while secrets are moved to the new one",
+    )
+    .secret(
+        "POSTRIDER_MASTER_KEY_PREVIOUS_FILE",
+        "master-key-previous-file",
+    ),
+    Setting::plain(
+        "POSTRIDER_ALLOW_CIDRS",
+        "allow-cidrs",
+        Kind::Cidrs,
+        "private networks that endpoints may use, separated by commas",
+    )
+    .default(""),
+    Setting::plain(
+        "POSTRIDER_HTTPS_ONLY",
+        "https-only",
+        Kind::Bool,
+        "refuse endpoints with plain `http://`",
+    )
+    .default("false"),
+    Setting::plain(
+        "POSTRIDER_MAX_PAYLOAD_BYTES",
+        "max-payload-bytes",
+        Kind::Count(1_024, 8 << 20),
+        "largest payload of an event in bytes; above it the API answers 413",
+    )
+    .default("262144"),
+    Setting::plain(
+        "POSTRIDER_MAX_IN_FLIGHT",
+        "max-in-flight",
+        Kind::Count(1, 65_536),
+        "requests under way at once in one worker",
+    )
+    .default("1024"),
+    Setting::plain(
+        "POSTRIDER_CONNECTIONS",
+        "connections",
+        Kind::Count(1, 1_000),
+        "database connections in the pool of one process; its hot paths have their own beside it",
+    )
+    .default("8"),
+    Setting::plain(
+        "POSTRIDER_LEASE_TTL",
+        "lease-ttl",
+        Kind::Length(seconds(1), seconds(600)),
+        "how long a dead worker keeps its slots",
+    )
+    .default("10s"),
+    Setting::plain(
+        "POSTRIDER_DRAIN_TIMEOUT",
+        "drain-timeout",
+        Kind::Length(seconds(1), seconds(3_600)),
+        "how long a process that was told to stop may finish what it began",
+    )
+    .default("25s"),
+    Setting::plain(
+        "POSTRIDER_KILL_GRACE",
+        "kill-grace",
+        Kind::Length(seconds(1), seconds(7_200)),
+        "how long the orchestrator waits between SIGTERM and SIGKILL; longer than the drain",
+    )
+    .default("30s"),
+    Setting::plain(
+        "POSTRIDER_RETENTION_EVENTS",
+        "retention-events",
+        RETENTION,
+        "how long events are kept",
+    )
+    .default("30d"),
+    Setting::plain(
+        "POSTRIDER_RETENTION_ATTEMPTS",
+        "retention-attempts",
+        RETENTION,
+        "how long attempts are kept",
+    )
+    .default("30d"),
+    Setting::plain(
+        "POSTRIDER_RETENTION_DEAD_LETTERS",
+        "retention-dead-letters",
+        RETENTION,
+        "how long dead letters are kept, with their events",
+    )
+    .default("90d"),
+    Setting::plain(
+        "POSTRIDER_JOURNAL_DIR",
+        "journal-dir",
+        Kind::NotYet,
+        "reserved: accept events on local disk while the database is away",
+    ),
+    Setting::plain(
+        "POSTRIDER_PROXY_URL",
+        "proxy-url",
+        Kind::NotYet,
+        "reserved: the only proxy ever used",
+    ),
+    Setting::plain(
+        "POSTRIDER_URL",
+        "url",
+        Kind::Text,
+        "the API that `postrider send` posts to",
+    )
+    .default("http://127.0.0.1:8080"),
+    Setting::plain(
+        "POSTRIDER_KEY",
+        "key",
+        Kind::Token(8),
+        "the API key that `postrider send` posts with",
+    )
+    .secret("POSTRIDER_KEY_FILE", "key-file"),
+    Setting::plain(
+        "POSTRIDER_DATA_DIR",
+        "data-dir",
+        Kind::Path,
+        "where `postrider dev` keeps its database and keys",
+    )
+    .default(".postrider"),
+    Setting::plain(
+        "POSTRIDER_CONFIG",
+        "config",
+        Kind::Path,
+        "a TOML file with settings",
+    ),
+    Setting::plain(
+        "RUST_LOG",
+        "log",
+        Kind::Filter,
+        "what is logged: a level, or `module=level` separated by commas",
+    )
+    .default("info"),
+    Setting::plain(
+        "POSTRIDER_LOG_FORMAT",
+        "log-format",
+        Kind::Choice(&["auto", "text", "json"]),
+        "`text` or `json` on stderr; `auto` is text on a terminal",
+    )
+    .default("auto"),
+];
+
+/// What every program takes.
+pub const COMMON: &[&str] = &["POSTRIDER_CONFIG", "RUST_LOG", "POSTRIDER_LOG_FORMAT"];
+
+/// What the API takes besides.
+pub const API: &[&str] = &[
+    "DATABASE_URL",
+    "POSTRIDER_API_ADDR",
+    "POSTRIDER_METRICS_ADDR",
+    "POSTRIDER_ADMIN_TOKEN",
+    "POSTRIDER_MASTER_KEY",
+    "POSTRIDER_MASTER_KEY_PREVIOUS",
+    "POSTRIDER_ALLOW_CIDRS",
+    "POSTRIDER_HTTPS_ONLY",
+    "POSTRIDER_MAX_PAYLOAD_BYTES",
+    "POSTRIDER_CONNECTIONS",
+    "POSTRIDER_DRAIN_TIMEOUT",
+    "POSTRIDER_KILL_GRACE",
+    "POSTRIDER_RETENTION_EVENTS",
+];
+
+/// What a worker takes besides.
+pub const WORKER: &[&str] = &[
+    "DATABASE_URL",
+    "POSTRIDER_METRICS_ADDR",
+    "POSTRIDER_MASTER_KEY",
+    "POSTRIDER_MASTER_KEY_PREVIOUS",
+    "POSTRIDER_ALLOW_CIDRS",
+    "POSTRIDER_HTTPS_ONLY",
+    "POSTRIDER_MAX_IN_FLIGHT",
+    "POSTRIDER_CONNECTIONS",
+    "POSTRIDER_LEASE_TTL",
+    "POSTRIDER_DRAIN_TIMEOUT",
+    "POSTRIDER_KILL_GRACE",
+    "POSTRIDER_RETENTION_EVENTS",
+    "POSTRIDER_RETENTION_ATTEMPTS",
+    "POSTRIDER_RETENTION_DEAD_LETTERS",
+];
+
+/// The setting of this name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Setting> {
+    TABLE.iter().find(|setting| setting.name == name)
+}
