@@ -1,0 +1,82 @@
+//! A whole PostgreSQL server of a test's own, to be crashed and started again.
+
+use super::database;
+use crate::embedded_postgres::{EmbeddedError, EmbeddedPostgres, Options, SUPERUSER, Shutdown};
+use crate::store::Database;
+
+/// A migrated database on a server that only this test uses; removed at the end. Commits survive
+/// its crashes: what they lose is what a real server would lose, unless the machine itself dies.
+#[derive(Debug)]
+pub struct TestCluster {
+    postgres: EmbeddedPostgres,
+    database: Database,
+}
+
+impl TestCluster {
+    /// Makes, starts and migrates a server: about two seconds.
+    ///
+    /// # Panics
+    /// When there is no PostgreSQL, with what to do about it.
+    #[expect(clippy::panic, reason = "a test cannot go on without its database")]
+    pub async fn new() -> Self {
+        match Self::create().await {
+            Ok(cluster) => cluster,
+            Err(error) => panic!("no database server for this test: {error:#}"),
+        }
+    }
+
+    async fn create() -> Result<Self, Box<dyn std::error::Error>> {
+        let postgres = EmbeddedPostgres::start(Options::throw_away()).await?;
+        database::migrate(&postgres.url(SUPERUSER)).await?;
+        let database = Database::new(&postgres.url(SUPERUSER))?;
+        Ok(Self { postgres, database })
+    }
+
+    /// For programs that are given a `DATABASE_URL`; the same across restarts.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.postgres.url(SUPERUSER)
+    }
+
+    /// For code in this process.
+    #[must_use]
+    pub fn database(&self) -> Database {
+        self.database.clone()
+    }
+
+    /// Ends the server in the middle of everything (SIGQUIT, "immediate") and starts it again under
+    /// the same URL; returns when it has recovered.
+    ///
+    /// # Errors
+    /// When it does not come up again.
+    pub async fn crash_and_restart(&mut self) -> Result<(), EmbeddedError> {
+        self.postgres.halt(Shutdown::Immediate).await?;
+        self.postgres.resume().await
+    }
+
+    /// Kills the server's first process (SIGKILL) and starts it again, as
+    /// [`TestCluster::crash_and_restart`].
+    ///
+    /// # Errors
+    /// When it does not come up again.
+    pub async fn kill_and_restart(&mut self) -> Result<(), EmbeddedError> {
+        self.postgres.halt(Shutdown::Kill).await?;
+        self.postgres.resume().await
+    }
+
+    /// Stops the server in order; it stays away until [`TestCluster::start`].
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub async fn stop(&mut self) -> Result<(), EmbeddedError> {
+        self.postgres.halt(Shutdown::Fast).await
+    }
+
+    /// Starts the server again.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub async fn start(&mut self) -> Result<(), EmbeddedError> {
+        self.postgres.resume().await
+    }
+}
