@@ -3,6 +3,7 @@
 pub mod budgets;
 pub mod clock;
 pub mod jitter;
+pub mod program;
 pub mod settings;
 pub mod shutdown;
 pub mod supervisor;

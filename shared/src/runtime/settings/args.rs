@@ -6,19 +6,21 @@ use clap::{Arg, ArgMatches};
 
 use super::table::{COMMON, Kind, Setting, find};
 
-/// Arguments for these settings and for what every program takes. A secret has only the flag
-/// `--<name>-file`: command lines are visible to everyone on the machine.
+/// Arguments for these groups of settings. A secret key or token has only the flag `--<name>-file`:
+/// command lines are visible to everyone on the machine.
 #[must_use]
-pub fn args(names: &[&'static str]) -> Vec<Arg> {
-    let own = names.iter().filter_map(|name| find(name));
-    let common = COMMON.iter().filter_map(|name| find(name));
-    let mut args: Vec<Arg> = own.map(|setting| arg(setting, "Settings")).collect();
-    args.extend(common.map(|setting| arg(setting, "Common settings").global(true)));
-    args
+pub fn args(groups: &[&[&'static str]]) -> Vec<Arg> {
+    let names = groups.iter().copied().flatten();
+    names.filter_map(|name| find(name)).map(arg).collect()
 }
 
-fn arg(setting: &'static Setting, heading: &'static str) -> Arg {
+fn arg(setting: &'static Setting) -> Arg {
     let name = setting.name;
+    let heading = if COMMON.contains(&name) {
+        "Common settings"
+    } else {
+        "Settings"
+    };
     let help = format!(
         "{} [default: {}] [env: {name}]",
         capitalized(setting.help),

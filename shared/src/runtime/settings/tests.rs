@@ -203,7 +203,7 @@ fn a_missing_setting_says_how_to_set_it() {
 
 #[test]
 fn arguments_give_back_what_was_typed_and_only_that() {
-    let command = clap::Command::new("x").args(args(table::WORKER));
+    let command = clap::Command::new("x").args(args(&[table::WORKER]));
 
     let matches = command
         .try_get_matches_from([
