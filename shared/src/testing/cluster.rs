@@ -1,8 +1,8 @@
 //! A whole PostgreSQL server of a test's own, to be crashed and started again.
 
-use super::database;
 use crate::embedded_postgres::{EmbeddedError, EmbeddedPostgres, Options, SUPERUSER, Shutdown};
 use crate::store::Database;
+use crate::store::migrate::migrate;
 
 /// A migrated database on a server that only this test uses; removed at the end. Commits survive
 /// its crashes: what they lose is what a real server would lose, unless the machine itself dies.
@@ -27,8 +27,8 @@ impl TestCluster {
 
     async fn create() -> Result<Self, Box<dyn std::error::Error>> {
         let postgres = EmbeddedPostgres::start(Options::throw_away()).await?;
-        database::migrate(&postgres.url(SUPERUSER)).await?;
         let database = Database::new(&postgres.url(SUPERUSER))?;
+        migrate(&database).await?;
         Ok(Self { postgres, database })
     }
 

@@ -8,6 +8,7 @@ use tokio::sync::OnceCell;
 
 use super::eventually;
 use crate::embedded_postgres::{EmbeddedPostgres, Options, SUPERUSER};
+use crate::store::migrate::migrate;
 use crate::store::{Database, Role, Session, StoreError};
 
 const TEMPLATE: &str = "template_migrated";
@@ -102,7 +103,7 @@ async fn start() -> Result<Server, Box<dyn std::error::Error>> {
     admin
         .batch_execute(&format!("CREATE DATABASE {TEMPLATE}"))
         .await?;
-    migrate(&postgres.url(TEMPLATE)).await?;
+    migrate(&Database::new(&postgres.url(TEMPLATE))?).await?;
     seal(&admin).await?;
     let (unneeded, names) = mpsc::channel();
     let url = postgres.url(SUPERUSER);
@@ -110,19 +111,6 @@ async fn start() -> Result<Server, Box<dyn std::error::Error>> {
         .name("drop test databases".to_owned())
         .spawn(move || drop_databases(&url, &names))?;
     Ok(Server { postgres, unneeded })
-}
-
-/// Brings a database to the newest schema.
-pub(super) async fn migrate(url: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let session = connect(url).await?;
-    for migration in [
-        include_str!("../../../migrations/0001_create_configuration.sql"),
-        include_str!("../../../migrations/0002_create_events_and_queues.sql"),
-        include_str!("../../../migrations/0003_create_ownership.sql"),
-    ] {
-        session.batch_execute(migration).await?;
-    }
-    Ok(())
 }
 
 /// A template can be copied only while nobody is connected to it, and a closed connection takes a
