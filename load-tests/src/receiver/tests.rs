@@ -1,0 +1,135 @@
+use shared::ids::{DeliveryId, EventId};
+use shared::runtime::clock::wall_time;
+use uuid::Uuid;
+
+use super::books::Counts;
+use super::*;
+use crate::client::{Connection, ask, ask_json, request};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+fn delivery(endpoint: usize, event: Uuid, id: Uuid, signature: &str) -> Vec<u8> {
+    let (body, _) = payload::blank(128);
+    let head = format!(
+        "POST /e/{endpoint} HTTP/1.1\r\nhost: x\r\nwebhook-id: {}\r\nwebhook-timestamp: {}\r\n\
+         webhook-signature: {signature}\r\npostrider-delivery-id: {}\r\ncontent-length: 128\r\n\r\n",
+        EventId(event),
+        wall_time().unix_timestamp(),
+        DeliveryId(id),
+    );
+    [head.as_bytes(), &body].concat()
+}
+
+async fn counts(receiver: &Receiver) -> Counts {
+    ask_json(receiver.addr, &request("GET", "/control/counts", None, b""))
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn deliveries_on_one_connection_are_answered_in_turn_and_counted_over_http() {
+    let receiver = Receiver::start(ANY, Answers::default(), Verify::None)
+        .await
+        .unwrap();
+    let (event, id) = (Uuid::now_v7(), Uuid::now_v7());
+    let mut connection = Connection::open(receiver.addr).await.unwrap();
+
+    for (endpoint, delivery_id) in [(0, id), (1, Uuid::now_v7()), (0, id)] {
+        let sent = delivery(endpoint, event, delivery_id, "");
+        assert_eq!(connection.exchange(&sent).await.unwrap().status, 200);
+    }
+
+    let counts = counts(&receiver).await;
+    assert_eq!(
+        (counts.events, counts.deliveries, counts.duplicates),
+        (1, 2, 1)
+    );
+    let ask_events = request("GET", "/control/events", None, b"");
+    let events = ask(receiver.addr, &ask_events).await.unwrap();
+    assert_eq!(events, event.as_bytes());
+    let taken = ask(receiver.addr, &request("GET", "/control/taken", None, b""))
+        .await
+        .unwrap();
+    assert_eq!(taken, b"2");
+}
+
+#[tokio::test]
+async fn a_wrong_signature_is_found_once_the_secrets_are_known() {
+    let receiver = Receiver::start(ANY, Answers::default(), Verify::All)
+        .await
+        .unwrap();
+    let secrets = br#"["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]"#;
+    ask(
+        receiver.addr,
+        &request("POST", "/control/secrets", None, secrets),
+    )
+    .await
+    .unwrap();
+
+    let sent = delivery(0, Uuid::now_v7(), Uuid::now_v7(), "v1,AAAA");
+    ask(receiver.addr, &sent).await.unwrap();
+
+    let counts = counts(&receiver).await;
+    assert_eq!((counts.signatures_good, counts.signatures_bad), (0, 1));
+}
+
+#[tokio::test]
+async fn the_asked_share_of_deliveries_is_refused() {
+    let answers = Answers {
+        fail: 0.25,
+        ..Answers::default()
+    };
+    let receiver = Receiver::start(ANY, answers, Verify::None).await.unwrap();
+    let mut connection = Connection::open(receiver.addr).await.unwrap();
+
+    for _ in 0..1_000 {
+        let sent = delivery(0, Uuid::now_v7(), Uuid::now_v7(), "");
+        connection.exchange(&sent).await.unwrap();
+    }
+
+    let counts = receiver.books().counts();
+    assert_eq!(counts.refused + counts.deliveries, 1_000);
+    assert!((150..350).contains(&counts.refused), "{}", counts.refused);
+}
+
+#[tokio::test]
+async fn what_is_no_delivery_is_refused_and_counted_and_nothing_breaks() {
+    let receiver = Receiver::start(ANY, Answers::default(), Verify::None)
+        .await
+        .unwrap();
+    let not_ours = request("POST", "/e/0", None, b"{}");
+
+    assert!(ask(receiver.addr, &not_ours).await.is_err());
+    assert!(ask(receiver.addr, b"\x16\x03\x01\r\n\r\n").await.is_err());
+    assert!(
+        ask(receiver.addr, &request("GET", "/control/no", None, b""))
+            .await
+            .is_err()
+    );
+    let bad_secrets = request("POST", "/control/secrets", None, b"[1]");
+    assert!(ask(receiver.addr, &bad_secrets).await.is_err());
+    assert!(
+        ask(receiver.addr, &request("POST", "/raw", None, b"{}"))
+            .await
+            .is_ok()
+    );
+
+    assert_eq!(counts(&receiver).await.malformed, 2);
+}
+
+#[tokio::test]
+async fn a_receiver_that_hangs_takes_nothing_and_answers_nothing() {
+    let answers = Answers {
+        hang: true,
+        ..Answers::default()
+    };
+    let receiver = Receiver::start(ANY, answers, Verify::None).await.unwrap();
+    let mut connection = Connection::open(receiver.addr).await.unwrap();
+    let sent = delivery(0, Uuid::now_v7(), Uuid::now_v7(), "");
+
+    let answer = tokio::time::timeout(Duration::from_millis(100), connection.exchange(&sent)).await;
+
+    assert!(answer.is_err(), "it answered");
+    let counts = counts(&receiver).await;
+    assert_eq!((counts.deliveries, counts.refused), (0, 1));
+}

@@ -1,0 +1,117 @@
+//! The database of a scenario: an embedded PostgreSQL that forgets nothing, and its counters.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context as _;
+use shared::embedded_postgres::{EmbeddedPostgres, Options};
+use shared::runtime::spawn_driver;
+use shared::store::Database;
+use shared::store::migrate::migrate;
+use tokio_postgres::{Client, NoTls};
+
+/// The database's name in its cluster.
+const NAME: &str = "postrider_load";
+
+/// What `docs/performance.md` tells an operator to set on such a machine, and what is not durable
+/// is not among it: `fsync`, `full_page_writes` and `synchronous_commit` stay on.
+pub(super) const SETTINGS: &[(&str, &str)] = &[
+    ("shared_buffers", "1GB"),
+    ("max_wal_size", "8GB"),
+    ("checkpoint_timeout", "30min"),
+    ("wal_compression", "lz4"),
+    ("autovacuum_naptime", "5s"),
+];
+
+/// A running cluster with a migrated database.
+pub(super) struct Postgres {
+    pub(super) server: EmbeddedPostgres,
+    pub(super) url: String,
+    pub(super) postmaster: u32,
+    /// For the counters.
+    client: Client,
+}
+
+/// What the counters say at one instant.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counters {
+    wal_bytes: i64,
+    commits: i64,
+}
+
+impl Postgres {
+    pub(super) async fn start() -> anyhow::Result<Self> {
+        let settings = SETTINGS
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let options = Options {
+            data_dir: None,
+            durable: true,
+            settings: settings.collect(),
+        };
+        let server = EmbeddedPostgres::start(options).await?;
+        let maintenance = connect(&server.url("postgres")).await?;
+        maintenance
+            .batch_execute(&format!("CREATE DATABASE {NAME}"))
+            .await?;
+        let url = server.url(NAME);
+        migrate(&Database::new(&url)?).await?;
+        let postmaster = server.pid().context("PostgreSQL has no process id")?;
+        let client = connect(&url).await?;
+        Ok(Self {
+            server,
+            url,
+            postmaster,
+            client,
+        })
+    }
+
+    /// Bytes of WAL and commits since the cluster was made.
+    pub(super) async fn counters(&self) -> anyhow::Result<Counters> {
+        const QUERY: &str = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::int8, \
+             (SELECT xact_commit FROM pg_stat_database WHERE datname = current_database())";
+        let row = self.client.query_one(QUERY, &[]).await?;
+        Ok(Counters {
+            wal_bytes: row.get(0),
+            commits: row.get(1),
+        })
+    }
+
+    /// Deliveries that are not final.
+    pub(super) async fn live(&self) -> anyhow::Result<i64> {
+        const QUERY: &str = "SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM retry)";
+        Ok(self.client.query_one(QUERY, &[]).await?.get(0))
+    }
+
+    /// The backends of the system under test, by the name of their program.
+    pub(super) async fn backends(&self) -> anyhow::Result<BTreeMap<u32, String>> {
+        const QUERY: &str = "SELECT pid, coalesce(nullif(application_name, ''), 'client') \
+             FROM pg_stat_activity WHERE backend_type = 'client backend'";
+        let rows = self.client.query(QUERY, &[]).await?;
+        let name = |row: &tokio_postgres::Row| {
+            let id = u32::try_from(row.get::<_, i32>(0)).ok()?;
+            Some((id, format!("backends of {}", row.get::<_, &str>(1))))
+        };
+        Ok(rows.iter().filter_map(name).collect())
+    }
+}
+
+impl Counters {
+    /// Bytes of WAL and commits per delivery since `before`.
+    pub(super) fn per_delivery(self, before: Self, deliveries: u64) -> (f64, f64) {
+        let each = |count: i64| count as f64 / (deliveries.max(1)) as f64;
+        (
+            each(self.wal_bytes - before.wal_bytes),
+            each(self.commits - before.commits),
+        )
+    }
+}
+
+async fn connect(url: &str) -> anyhow::Result<Client> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
+    spawn_driver(async move {
+        if let Err(error) = connection.await {
+            eprintln!("the counters' connection to the database ended: {error}");
+        }
+    });
+    Ok(client)
+}

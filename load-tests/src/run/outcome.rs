@@ -1,0 +1,270 @@
+//! The result of a scenario: what `results/<scenario>.json` holds (contract §1), the table, and
+//! whether it is good.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use super::calibrate::Calibration;
+use super::cpu::Cpu;
+use super::scenario::Scenario;
+use crate::generator::Report;
+use crate::ids::{Id, IdSet};
+use crate::latency::Percentiles;
+use crate::receiver::books::Counts;
+
+/// Everything that is known about a run. Field names of contract §1 are fixed.
+#[derive(Debug, Serialize)]
+pub(super) struct Outcome {
+    pub(super) scenario: Scenario,
+    /// First receipts per second of the measured window.
+    pub(super) throughput_per_second: f64,
+    /// From POST (in an open loop: from when it was due) to receipt.
+    pub(super) latency_ms: Percentiles,
+    /// From POST to the 202.
+    pub(super) accept_latency_ms: Percentiles,
+    pub(super) accepted: u64,
+    pub(super) received: u64,
+    pub(super) lost: u64,
+    pub(super) duplicates: u64,
+    /// Received although no 202 came back: the connection broke in between.
+    pub(super) unacknowledged: u64,
+    /// Retries of what the receiver refused.
+    pub(super) repeats: u64,
+    pub(super) signatures_good: u64,
+    pub(super) signatures_bad: u64,
+    /// Requests at the receiver with other headers or payload bytes than were sent.
+    pub(super) malformed: u64,
+    /// Replies of the API by status; `broken` connections beside them.
+    pub(super) statuses: BTreeMap<u16, u64>,
+    pub(super) broken: u64,
+    /// Deliveries still live when everything was received.
+    pub(super) live_at_end: i64,
+    /// From the end of the window to the last first receipt.
+    pub(super) drain_seconds: f64,
+    /// Over the whole run, drain included.
+    pub(super) wal_bytes_per_delivery: f64,
+    pub(super) commits_per_delivery: f64,
+    /// In the measured window.
+    pub(super) cpu_seconds: BTreeMap<String, f64>,
+    pub(super) cpu_us_per_delivery: BTreeMap<String, f64>,
+    pub(super) postgres_cpu_seconds: BTreeMap<String, f64>,
+    /// What others on the machine used in the window.
+    pub(super) other_cpu_seconds: f64,
+    pub(super) calibration: Calibration,
+    pub(super) postgres_settings: BTreeMap<&'static str, &'static str>,
+    /// What was wrong; empty: nothing.
+    pub(super) faults: Vec<String>,
+}
+
+/// What was measured, before it is put together.
+pub(super) struct Measured {
+    pub(super) sent: Report,
+    pub(super) accepted_ids: Vec<Id>,
+    pub(super) received: Counts,
+    pub(super) received_ids: Vec<Id>,
+    pub(super) window_end_ns: u64,
+    pub(super) per_delivery: (f64, f64),
+    pub(super) cpu: Cpu,
+    pub(super) live_at_end: i64,
+    pub(super) calibration: Calibration,
+    pub(super) postgres_settings: BTreeMap<&'static str, &'static str>,
+}
+
+/// Events that were accepted and never came, and events that came and were never acknowledged.
+pub(super) fn compare(accepted: &[Id], received: &[Id]) -> (u64, u64) {
+    let accepted: IdSet = accepted.iter().copied().collect();
+    let received: IdSet = received.iter().copied().collect();
+    let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
+    (
+        count(accepted.difference(&received).count()),
+        count(received.difference(&accepted).count()),
+    )
+}
+
+impl Outcome {
+    pub(super) fn of(scenario: Scenario, measured: Measured) -> Self {
+        let Measured {
+            sent,
+            received,
+            cpu,
+            ..
+        } = measured;
+        let (lost_events, unacknowledged) = compare(&measured.accepted_ids, &measured.received_ids);
+        let in_window = received.deliveries_in_window;
+        let each = |seconds: f64| (seconds * 1e7 / in_window.max(1) as f64).round() / 10.0;
+        let mut outcome = Self {
+            throughput_per_second: (in_window as f64 / scenario.seconds * 10.0).round() / 10.0,
+            latency_ms: received.latency_ms,
+            accept_latency_ms: sent.latency_ms,
+            accepted: sent.accepted,
+            received: received.events,
+            // A delivery can be lost although its event came to another endpoint.
+            lost: lost_events.max(sent.deliveries.saturating_sub(received.deliveries)),
+            duplicates: received.duplicates,
+            unacknowledged,
+            repeats: received.repeats,
+            signatures_good: received.signatures_good,
+            signatures_bad: received.signatures_bad,
+            malformed: received.malformed,
+            statuses: sent.statuses.clone(),
+            broken: sent.broken,
+            live_at_end: measured.live_at_end,
+            drain_seconds: received
+                .last_receipt_ns
+                .saturating_sub(measured.window_end_ns) as f64
+                / 1e9,
+            wal_bytes_per_delivery: measured.per_delivery.0.round(),
+            commits_per_delivery: (measured.per_delivery.1 * 1e4).round() / 1e4,
+            cpu_us_per_delivery: cpu
+                .processes
+                .iter()
+                .map(|(name, seconds)| (name.clone(), each(*seconds)))
+                .collect(),
+            other_cpu_seconds: cpu.others(),
+            cpu_seconds: cpu.processes,
+            postgres_cpu_seconds: cpu.postgres,
+            calibration: measured.calibration,
+            postgres_settings: measured.postgres_settings,
+            faults: Vec::new(),
+            scenario,
+        };
+        outcome.faults = outcome.find_faults(&sent);
+        outcome
+    }
+
+    fn find_faults(&self, sent: &Report) -> Vec<String> {
+        let checks = [
+            (self.accepted == 0, "no event was accepted".to_owned()),
+            (
+                self.throughput_per_second <= 0.0,
+                "nothing was received in the window".to_owned(),
+            ),
+            (self.lost > 0, format!("{} lost", self.lost)),
+            (
+                self.duplicates > 0,
+                format!("{} duplicates", self.duplicates),
+            ),
+            (
+                self.signatures_bad > 0,
+                format!("{} bad signatures", self.signatures_bad),
+            ),
+            (
+                self.malformed > 0,
+                format!("{} malformed requests or payloads", self.malformed),
+            ),
+            (
+                self.live_at_end > 0,
+                format!("{} deliveries still live at the end", self.live_at_end),
+            ),
+        ];
+        let mut faults: Vec<String> = checks
+            .into_iter()
+            .filter(|(bad, _)| *bad)
+            .map(|(_, what)| what)
+            .collect();
+        // Not a fault by itself (a busy API may answer 503), but what to look at first.
+        if let Some(trouble) = sent.first_trouble.as_ref().filter(|_| !faults.is_empty()) {
+            faults.push(format!("the first trouble at the API: {trouble}"));
+        }
+        faults
+    }
+
+    /// Writes `<dir>/<scenario>.json`.
+    pub(super) fn write(&self, dir: &Path) -> anyhow::Result<()> {
+        let path = dir.join(format!("{}.json", self.scenario.name));
+        std::fs::create_dir_all(dir)
+            .and_then(|()| std::fs::write(&path, serde_json::to_vec_pretty(self)?))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// For people.
+    pub(super) fn table(&self) -> String {
+        let mut table = format!("\n{}: {}\n", self.scenario.name, self.scenario.what);
+        let mut row = |name: &str, value: String| {
+            // Writing to a text does not fail.
+            writeln!(table, "  {name:<26} {value}").unwrap_or_default();
+        };
+        let latency = |it: &Percentiles| {
+            format!(
+                "p50 {:.2}  p90 {:.2}  p99 {:.2}  max {:.1}",
+                it.p50, it.p90, it.p99, it.max
+            )
+        };
+        row(
+            "throughput",
+            format!("{:.0} deliveries/s", self.throughput_per_second),
+        );
+        row("POST to receipt, ms", latency(&self.latency_ms));
+        row("POST to 202, ms", latency(&self.accept_latency_ms));
+        row(
+            "accepted / received",
+            format!("{} / {}", self.accepted, self.received),
+        );
+        row(
+            "lost / duplicates",
+            format!("{} / {}", self.lost, self.duplicates),
+        );
+        let signatures = format!("{} / {}", self.signatures_good, self.signatures_bad);
+        row("signatures good / bad", signatures);
+        row(
+            "replies",
+            format!("{:?}, {} broken connections", self.statuses, self.broken),
+        );
+        row("drain", format!("{:.2} s", self.drain_seconds));
+        row(
+            "WAL per delivery",
+            format!("{:.0} bytes", self.wal_bytes_per_delivery),
+        );
+        row(
+            "commits per delivery",
+            format!("{:.4}", self.commits_per_delivery),
+        );
+        for (name, seconds) in &self.cpu_seconds {
+            let each = self
+                .cpu_us_per_delivery
+                .get(name)
+                .copied()
+                .unwrap_or_default();
+            row(
+                &format!("CPU {name}"),
+                format!("{seconds:.1} s, {each:.1} µs per delivery"),
+            );
+        }
+        for (name, seconds) in self
+            .postgres_cpu_seconds
+            .iter()
+            .filter(|(_, it)| **it >= 0.05)
+        {
+            row(&format!("  of it {name}"), format!("{seconds:.1} s"));
+        }
+        row("CPU of others", format!("{:.1} s", self.other_cpu_seconds));
+        row(
+            "calibration",
+            format!(
+                "{:.0} fdatasync/s, {:.0} loopback requests/s, {} cores",
+                self.calibration.fdatasync_per_second,
+                self.calibration.loopback_requests_per_second,
+                self.calibration.cores
+            ),
+        );
+        for fault in &self.faults {
+            row("FAULT", fault.clone());
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_accepted_and_never_came_is_lost_and_the_other_way_round_it_is_not() {
+        assert_eq!(compare(&[1, 2, 3], &[3, 4, 1, 5]), (1, 2));
+        assert_eq!(compare(&[], &[]), (0, 0));
+    }
+}
