@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{ChildStdout, Command};
@@ -71,6 +72,7 @@ struct Generating {
 
 impl System {
     pub(super) async fn start(options: &Options) -> anyhow::Result<Self> {
+        raise_file_limit();
         let dir = tempfile::Builder::new()
             .prefix("postrider-load-")
             .tempdir()?;
@@ -428,4 +430,20 @@ fn random_key() -> String {
 fn ids(bytes: &[u8]) -> Vec<Id> {
     let (ids, _) = bytes.as_chunks::<16>();
     ids.iter().map(|id| Id::from_be_bytes(*id)).collect()
+}
+
+/// A connection per endpoint, at the worker and at the receiver, is more than the usual 1,024 files.
+/// Our processes inherit the limit; `docs/performance.md` tells an operator the same.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        eprintln!(
+            "the limit of open files stays at {:?}: {error}",
+            limit.current
+        );
+    }
 }
