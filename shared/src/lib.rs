@@ -4,6 +4,7 @@
 //! - [`domain`]: the types both sides speak in; no IO.
 //! - [`policy`]: pure decisions; time and chance come in as arguments.
 //! - `store` (feature): the only place with SQL.
+//! - `sealing` (feature `store`): what lies encrypted in the database.
 //! - `runtime` (feature): settings, clocks, telemetry, supervised tasks.
 //! - `embedded_postgres` (feature): a private PostgreSQL for `postrider dev` and for tests.
 //! - `testing` (feature): what tests of several crates need.
@@ -18,6 +19,8 @@ pub mod policy;
 pub mod embedded_postgres;
 #[cfg(feature = "runtime")]
 pub mod runtime;
+#[cfg(feature = "store")]
+pub mod sealing;
 #[cfg(feature = "store")]
 pub mod store;
 #[cfg(feature = "testing")]

@@ -1,0 +1,297 @@
+//! From fact to verdict: what one request's result means for its delivery.
+//!
+//! Not here: what follows from it (`decide`), and whether the endpoint is well (the breaker).
+//!
+//! # Why
+//! Anything not listed as transient is permanent (architecture §6): a receiver's refusal does not
+//! get better by repetition. What the network does, on the other hand, says nothing about the
+//! event; an answer that is not HTTP counts as network, since proxies and half-started servers give
+//! such, and one more try costs less than a lost event.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::address::DenyReason;
+use crate::domain::attempt::Outcome;
+
+/// What came of one request.
+pub type SendResult = Result<Response, SendError>;
+
+/// An answer, at least its head.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Response {
+    /// The HTTP status.
+    pub status: u16,
+    /// `Retry-After` as it stands in the answer.
+    pub retry_after: Option<String>,
+    /// The beginning of the body; any bytes.
+    pub excerpt: Bytes,
+    /// How the body ended.
+    pub body: BodyEnd,
+}
+
+/// How the body of an answer ended. The status counts whichever it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BodyEnd {
+    /// Read to its end, and all of it is in the excerpt.
+    Whole,
+    /// Longer than the excerpt.
+    Longer,
+    /// The connection broke inside it.
+    Broken,
+    /// It was still coming at the deadline.
+    TooSlow,
+}
+
+impl BodyEnd {
+    /// What to note beside an attempt, if anything is worth it.
+    #[must_use]
+    pub const fn note(self) -> Option<&'static str> {
+        match self {
+            Self::Whole | Self::Longer => None,
+            Self::Broken => Some("the connection broke inside the response body"),
+            Self::TooSlow => Some("the response body was not complete at the deadline"),
+        }
+    }
+}
+
+/// The part of a request that was under way when time ran out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Looking up the name.
+    Dns,
+    /// Opening the TCP connection.
+    Connect,
+    /// The TLS handshake.
+    Tls,
+    /// Sending the request and waiting for the head of the answer.
+    Response,
+}
+
+/// Why there is no answer. Texts name no URL, header or address: they are stored and shown.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The address policy forbids where the request would go. Nothing was sent.
+    #[error("{0}")]
+    AddressDenied(DenyReason),
+    /// The name has no address, or its servers do not answer.
+    #[error("the host name could not be resolved: {0}")]
+    Dns(Box<str>),
+    /// No TCP connection.
+    #[error("could not connect: {0}")]
+    Connect(io::ErrorKind),
+    /// The TLS handshake failed.
+    #[error("TLS: {0}")]
+    Tls(Box<str>),
+    /// The deadline passed.
+    #[error("timed out {}", match .0 {
+        Phase::Dns => "resolving the host name",
+        Phase::Connect => "connecting",
+        Phase::Tls => "in the TLS handshake",
+        Phase::Response => "waiting for the response",
+    })]
+    Timeout(Phase),
+    /// The connection, made for this request, broke before the head of an answer.
+    #[error("the connection was closed before the response")]
+    Reset,
+    /// A reused connection broke before the head of an answer: as a rule the receiver was closing
+    /// it for being idle and never saw the request, but it may have.
+    #[error(
+        "a reused connection was closed before the response; the request may have been received"
+    )]
+    MaybeSent,
+    /// The answer is not HTTP.
+    #[error("the response is not valid HTTP")]
+    Protocol,
+    /// Our fault: the request could not be made.
+    #[error("the request could not be made: {0}")]
+    Internal(&'static str),
+}
+
+impl SendError {
+    /// The name in metrics and logs. A closed set.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::AddressDenied(_) => "address_denied",
+            Self::Dns(_) => "dns",
+            Self::Connect(_) => "connect",
+            Self::Tls(_) => "tls",
+            Self::Timeout(_) => "timeout",
+            Self::Reset => "reset",
+            Self::MaybeSent => "maybe_sent",
+            Self::Protocol => "protocol",
+            Self::Internal(_) => "internal",
+        }
+    }
+
+    const fn outcome(&self) -> Outcome {
+        match self {
+            Self::AddressDenied(_) => Outcome::Refused,
+            Self::Dns(_)
+            | Self::Connect(_)
+            | Self::Tls(_)
+            | Self::Timeout(_)
+            | Self::Reset
+            | Self::MaybeSent
+            | Self::Protocol => Outcome::Transient,
+            Self::Internal(_) => Outcome::Internal,
+        }
+    }
+}
+
+/// What a result means.
+#[must_use]
+pub fn classify(result: &SendResult) -> Outcome {
+    match result {
+        Ok(response) => classify_status(response.status),
+        Err(error) => error.outcome(),
+    }
+}
+
+const fn classify_status(status: u16) -> Outcome {
+    match status {
+        200..=299 => Outcome::Delivered,
+        401 | 403 | 404 => Outcome::Misconfigured,
+        410 => Outcome::Gone,
+        429 => Outcome::Throttled,
+        408 | 409 | 421 | 423 | 425 => Outcome::Transient,
+        501 | 505 => Outcome::Permanent,
+        500..=599 => Outcome::Transient,
+        _ => Outcome::Permanent,
+    }
+}
+
+/// What `decide` needs to know of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verdict {
+    /// What the result means.
+    pub outcome: Outcome,
+    /// How long the receiver asks to be left alone.
+    pub retry_after: Option<Duration>,
+    /// Nobody can tell whether the receiver had the request, and it is not the receiver's fault.
+    pub maybe_sent: bool,
+}
+
+impl Verdict {
+    /// The verdict on a request's result.
+    #[must_use]
+    pub fn of(result: &SendResult, now: time::OffsetDateTime) -> Self {
+        let (retry_after, maybe_sent) = match result {
+            Ok(response) => (response.retry_after.as_deref(), false),
+            Err(error) => (None, *error == SendError::MaybeSent),
+        };
+        Self {
+            outcome: classify(result),
+            retry_after: retry_after.and_then(|text| super::retry_after::parse(text, now)),
+            maybe_sent,
+        }
+    }
+
+    /// The verdict where no request was made: `internal`, `refused`, `expired`.
+    #[must_use]
+    pub const fn without_request(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            retry_after: None,
+            maybe_sent: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    fn answer(status: u16) -> SendResult {
+        Ok(Response {
+            status,
+            retry_after: None,
+            excerpt: Bytes::new(),
+            body: BodyEnd::Whole,
+        })
+    }
+
+    #[test]
+    fn every_status_has_the_class_of_the_design() {
+        for status in 100..=599 {
+            let expected = match status {
+                200..=299 => Outcome::Delivered,
+                408 | 409 | 421 | 423 | 425 => Outcome::Transient,
+                401 | 403 | 404 => Outcome::Misconfigured,
+                410 => Outcome::Gone,
+                429 => Outcome::Throttled,
+                500 | 502..=504 | 506..=599 => Outcome::Transient,
+                _ => Outcome::Permanent,
+            };
+            assert_eq!(classify(&answer(status)), expected, "{status}");
+        }
+        for status in [0, 99, 600, 999, u16::MAX] {
+            assert_eq!(classify(&answer(status)), Outcome::Permanent, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_2xx_is_delivered_however_its_body_ended() {
+        for body in [
+            BodyEnd::Whole,
+            BodyEnd::Longer,
+            BodyEnd::Broken,
+            BodyEnd::TooSlow,
+        ] {
+            let result = answer(200).map(|response| Response { body, ..response });
+            assert_eq!(classify(&result), Outcome::Delivered, "{body:?}");
+        }
+        assert!(BodyEnd::Broken.note().is_some());
+        assert!(BodyEnd::TooSlow.note().is_some());
+    }
+
+    #[test]
+    fn errors_are_transient_unless_it_is_policy_or_our_fault() {
+        let cases = [
+            (
+                SendError::AddressDenied(DenyReason::Private),
+                Outcome::Refused,
+            ),
+            (SendError::Dns("no such host".into()), Outcome::Transient),
+            (
+                SendError::Connect(io::ErrorKind::ConnectionRefused),
+                Outcome::Transient,
+            ),
+            (SendError::Tls("expired".into()), Outcome::Transient),
+            (SendError::Timeout(Phase::Connect), Outcome::Transient),
+            (SendError::Reset, Outcome::Transient),
+            (SendError::MaybeSent, Outcome::Transient),
+            (SendError::Protocol, Outcome::Transient),
+            (SendError::Internal("no secret"), Outcome::Internal),
+        ];
+        for (error, expected) in cases {
+            assert!(!error.to_string().is_empty());
+            assert_eq!(classify(&Err(error.clone())), expected, "{}", error.kind());
+        }
+    }
+
+    #[test]
+    fn a_verdict_reads_retry_after_of_any_answer_and_knows_maybe_sent() {
+        let now = datetime!(2026-11-29 12:00 UTC);
+        let busy = answer(503).map(|response| Response {
+            retry_after: Some("7".to_owned()),
+            ..response
+        });
+
+        assert_eq!(
+            Verdict::of(&busy, now),
+            Verdict {
+                outcome: Outcome::Transient,
+                retry_after: Some(Duration::from_secs(7)),
+                maybe_sent: false
+            }
+        );
+        assert!(Verdict::of(&Err(SendError::MaybeSent), now).maybe_sent);
+        assert!(!Verdict::of(&Err(SendError::Reset), now).maybe_sent);
+    }
+}

@@ -1,0 +1,212 @@
+//! From verdict to consequence: what becomes of a delivery after an attempt.
+//!
+//! Pure: the caller gives the time and a draw of chance. Not here: what the outcome means for the
+//! endpoint (breaker, auto-disable) and the parking of an endpoint that said `Retry-After`.
+//!
+//! Two counters: *made* numbers the requests, *charged* is what `max_attempts` limits. Not charged
+//! are a 429, and a request that a reused connection may have lost, while fewer than
+//! [`MAX_UNCHARGED_MAYBE_SENT`] attempts of the delivery went uncharged.
+//!
+//! A retry that would come after the delivery's end of life (`max_age`, `deliver_before`) is not
+//! scheduled: the delivery becomes a dead letter now rather than wait to become one. The draw
+//! decides, not its bound: near its end a delivery is not tried more often than otherwise.
+//!
+//! # Invariants
+//! - D4 `charged ≤ max_attempts`; only an attempt that was made raises it, by at most one.
+//! - D5 `now ≤ next ≤ now + max(backoff's cap, 24 h)`; `Retry-After` only delays.
+//! - D6 a decision other than `RetryAt` is final.
+
+use std::time::Duration;
+
+use time::OffsetDateTime;
+
+use super::backoff::{UnitInterval, next_delay};
+use super::classify::Verdict;
+use crate::domain::attempt::Outcome;
+use crate::domain::delivery::{CloseReason, DeadLetterClass};
+use crate::domain::endpoint::EndpointSettings;
+
+/// How many attempts of one delivery may be forgiven as *maybe sent*. A receiver whose idle limit
+/// is ours to the millisecond loses one now and then; one that always does is broken.
+pub const MAX_UNCHARGED_MAYBE_SENT: u16 = 3;
+
+/// The most requests for one delivery, charged or not: what the database's counter holds.
+pub const MAX_ATTEMPTS_MADE: u16 = i16::MAX.unsigned_abs();
+
+/// The shortest wait after a 429 that names none.
+const MIN_THROTTLED_DELAY: Duration = Duration::from_secs(1);
+
+/// What becomes of a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// Delivered.
+    Complete,
+    /// Try again, not before this instant.
+    RetryAt(OffsetDateTime),
+    /// No longer tried; kept, explained, replayable.
+    DeadLetter(DeadLetterClass),
+    /// Ended without having failed. Never follows from an attempt.
+    Close(CloseReason),
+    /// The receiver is gone: the endpoint is disabled, the delivery and all that wait are closed.
+    DisableEndpoint(CloseReason),
+}
+
+/// A decision and what goes with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decided {
+    /// What becomes of the delivery.
+    pub decision: Decision,
+    /// Attempts charged, this one included if it is.
+    pub charged: u16,
+    /// Why it is a dead letter, in words.
+    pub reason: Option<&'static str>,
+}
+
+/// Where a delivery stands when an attempt has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Requests made, the one just ended included.
+    pub attempts_made: u16,
+    /// Attempts charged before the one just ended.
+    pub attempts_charged: u16,
+    /// When the delivery was created.
+    pub created_at: OffsetDateTime,
+    /// The event's own end of life.
+    pub deliver_before: Option<OffsetDateTime>,
+}
+
+impl Progress {
+    /// The instant from which the delivery is not sent any more, and why.
+    fn end_of_life(&self, settings: &EndpointSettings) -> (OffsetDateTime, &'static str) {
+        let by_age = later(self.created_at, settings.max_age());
+        match self.deliver_before {
+            Some(at) if at < by_age => {
+                (at, "its deliver_before would pass before the next attempt")
+            }
+            Some(_) | None => (by_age, "its max_age would pass before the next attempt"),
+        }
+    }
+
+    /// Whether the attempt just ended counts against `max_attempts`.
+    fn charges(&self, verdict: &Verdict) -> bool {
+        let uncharged_before = self
+            .attempts_made
+            .saturating_sub(1)
+            .saturating_sub(self.attempts_charged);
+        match verdict.outcome {
+            Outcome::Throttled | Outcome::Refused | Outcome::Internal | Outcome::Expired => false,
+            Outcome::Delivered
+            | Outcome::Transient
+            | Outcome::Misconfigured
+            | Outcome::Permanent
+            | Outcome::Gone => !verdict.maybe_sent || uncharged_before >= MAX_UNCHARGED_MAYBE_SENT,
+        }
+    }
+}
+
+/// What becomes of a delivery after an attempt, or instead of one.
+#[must_use]
+pub fn decide(
+    settings: &EndpointSettings,
+    progress: &Progress,
+    verdict: &Verdict,
+    now: OffsetDateTime,
+    jitter: UnitInterval,
+) -> Decided {
+    let charged = progress
+        .attempts_charged
+        .saturating_add(u16::from(progress.charges(verdict)))
+        .min(settings.max_attempts.max(progress.attempts_charged));
+    let after = Progress {
+        attempts_charged: charged,
+        ..*progress
+    };
+    let again = |class, floor| {
+        retry(
+            settings,
+            &after,
+            class,
+            (now, delay(settings, progress, verdict, jitter).max(floor)),
+        )
+    };
+    let (decision, reason) = match verdict.outcome {
+        Outcome::Delivered => (Decision::Complete, None),
+        Outcome::Transient => again(DeadLetterClass::Transient, Duration::ZERO),
+        Outcome::Misconfigured => again(DeadLetterClass::Misconfigured, Duration::ZERO),
+        Outcome::Throttled => again(DeadLetterClass::Throttled, MIN_THROTTLED_DELAY),
+        Outcome::Gone => (Decision::DisableEndpoint(CloseReason::Gone), None),
+        Outcome::Permanent => dead(
+            DeadLetterClass::Permanent,
+            "the receiver refused it for good",
+        ),
+        Outcome::Internal => dead(DeadLetterClass::Internal, "it could not be sent: our fault"),
+        Outcome::Refused => dead(
+            DeadLetterClass::Refused,
+            "the address policy forbids its endpoint",
+        ),
+        Outcome::Expired => dead(DeadLetterClass::Expired, "it was too old to be sent"),
+    };
+    Decided {
+        decision,
+        charged,
+        reason,
+    }
+}
+
+/// The delay before the next attempt: backoff, and no shorter than the receiver asks.
+fn delay(
+    settings: &EndpointSettings,
+    progress: &Progress,
+    verdict: &Verdict,
+    jitter: UnitInterval,
+) -> Duration {
+    next_delay(&settings.backoff, progress.attempts_made, jitter)
+        .max(verdict.retry_after.unwrap_or(Duration::ZERO))
+}
+
+/// A retry, unless the ladder or the delivery's life ends first.
+fn retry(
+    settings: &EndpointSettings,
+    after: &Progress,
+    class: DeadLetterClass,
+    (now, delay): (OffsetDateTime, Duration),
+) -> (Decision, Option<&'static str>) {
+    let exhausted = after.attempts_charged >= settings.max_attempts;
+    if exhausted || after.attempts_made >= MAX_ATTEMPTS_MADE {
+        return dead(class, "all its attempts are used");
+    }
+    let next = later(now, delay);
+    let (end, reason) = after.end_of_life(settings);
+    if next >= end {
+        return dead(expiry_class(class), reason);
+    }
+    (Decision::RetryAt(next), None)
+}
+
+/// A delivery that was throttled to its end is told apart: the receiver is well, but too slow for us.
+const fn expiry_class(class: DeadLetterClass) -> DeadLetterClass {
+    match class {
+        DeadLetterClass::Throttled => DeadLetterClass::Throttled,
+        DeadLetterClass::Transient
+        | DeadLetterClass::Misconfigured
+        | DeadLetterClass::Permanent
+        | DeadLetterClass::Internal
+        | DeadLetterClass::Refused
+        | DeadLetterClass::Expired => DeadLetterClass::Expired,
+    }
+}
+
+const fn dead(class: DeadLetterClass, reason: &'static str) -> (Decision, Option<&'static str>) {
+    (Decision::DeadLetter(class), Some(reason))
+}
+
+/// The instant this much later, or the last there is.
+fn later(at: OffsetDateTime, length: Duration) -> OffsetDateTime {
+    time::Duration::try_from(length)
+        .ok()
+        .and_then(|length| at.checked_add(length))
+        .unwrap_or_else(|| time::PrimitiveDateTime::MAX.assume_utc())
+}
+
+#[cfg(test)]
+mod tests;

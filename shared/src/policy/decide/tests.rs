@@ -1,0 +1,316 @@
+use proptest::prelude::*;
+use time::macros::datetime;
+
+use super::*;
+use crate::domain::endpoint::Backoff;
+use crate::policy::retry_after::MAX_RETRY_AFTER;
+
+const CREATED: OffsetDateTime = datetime!(2026-11-29 12:00 UTC);
+const NOW: OffsetDateTime = datetime!(2026-11-29 12:01 UTC);
+
+fn progress(made: u16, charged: u16) -> Progress {
+    Progress {
+        attempts_made: made,
+        attempts_charged: charged,
+        created_at: CREATED,
+        deliver_before: None,
+    }
+}
+
+fn verdict(outcome: Outcome) -> Verdict {
+    Verdict::without_request(outcome)
+}
+
+fn half() -> UnitInterval {
+    UnitInterval::new(0.5).unwrap()
+}
+
+fn decided(progress: Progress, verdict: Verdict) -> Decided {
+    decide(
+        &EndpointSettings::default(),
+        &progress,
+        &verdict,
+        NOW,
+        half(),
+    )
+}
+
+fn seconds_later(seconds: i64) -> OffsetDateTime {
+    NOW + time::Duration::seconds(seconds)
+}
+
+#[test]
+fn each_outcome_has_its_consequence() {
+    let cases = [
+        (Outcome::Delivered, Decision::Complete, 1),
+        (Outcome::Transient, Decision::RetryAt(seconds_later(30)), 1),
+        (
+            Outcome::Misconfigured,
+            Decision::RetryAt(seconds_later(30)),
+            1,
+        ),
+        (Outcome::Throttled, Decision::RetryAt(seconds_later(30)), 0),
+        (
+            Outcome::Permanent,
+            Decision::DeadLetter(DeadLetterClass::Permanent),
+            1,
+        ),
+        (
+            Outcome::Gone,
+            Decision::DisableEndpoint(CloseReason::Gone),
+            1,
+        ),
+        (
+            Outcome::Internal,
+            Decision::DeadLetter(DeadLetterClass::Internal),
+            0,
+        ),
+        (
+            Outcome::Refused,
+            Decision::DeadLetter(DeadLetterClass::Refused),
+            0,
+        ),
+        (
+            Outcome::Expired,
+            Decision::DeadLetter(DeadLetterClass::Expired),
+            0,
+        ),
+    ];
+    assert_eq!(cases.len(), Outcome::ALL.len());
+    for (outcome, decision, charged) in cases {
+        let decided = decided(progress(1, 0), verdict(outcome));
+        assert_eq!(decided.decision, decision, "{outcome:?}");
+        assert_eq!(decided.charged, charged, "{outcome:?}");
+        assert_eq!(
+            decided.reason.is_some(),
+            matches!(decision, Decision::DeadLetter(_)),
+            "{outcome:?}"
+        );
+    }
+}
+
+#[test]
+fn the_ladder_ends_at_max_attempts_with_the_class_of_the_last_outcome() {
+    for (outcome, class) in [
+        (Outcome::Transient, DeadLetterClass::Transient),
+        (Outcome::Misconfigured, DeadLetterClass::Misconfigured),
+    ] {
+        let fourth = decided(progress(4, 3), verdict(outcome));
+        assert!(matches!(fourth.decision, Decision::RetryAt(_)));
+        assert_eq!(fourth.charged, 4);
+
+        let fifth = decided(progress(5, 4), verdict(outcome));
+        assert_eq!(fifth.decision, Decision::DeadLetter(class));
+        assert_eq!(fifth.charged, 5);
+    }
+}
+
+#[test]
+fn a_429_never_spends_the_ladder_and_waits_at_least_a_second() {
+    let patient = EndpointSettings {
+        backoff: Backoff {
+            base_seconds: 0,
+            max_seconds: 0,
+        },
+        ..EndpointSettings::default()
+    };
+    let decided = decide(
+        &patient,
+        &progress(100, 4),
+        &verdict(Outcome::Throttled),
+        NOW,
+        half(),
+    );
+    assert_eq!(decided.decision, Decision::RetryAt(seconds_later(1)));
+    assert_eq!(decided.charged, 4);
+}
+
+#[test]
+fn a_maybe_sent_attempt_is_forgiven_three_times() {
+    let lost = Verdict {
+        maybe_sent: true,
+        ..verdict(Outcome::Transient)
+    };
+    for (made, charged, expected) in [
+        (1, 0, 0),
+        (2, 0, 0),
+        (3, 0, 0),
+        (4, 0, 1),
+        (5, 1, 2),
+        (6, 4, 4),
+        (8, 4, 5),
+    ] {
+        let decided = decided(progress(made, charged), lost);
+        assert_eq!(decided.charged, expected, "made {made}, charged {charged}");
+    }
+}
+
+#[test]
+fn a_retry_past_the_end_of_life_is_a_dead_letter_at_once() {
+    let late = |created_at, deliver_before, outcome| {
+        let progress = Progress {
+            created_at,
+            deliver_before,
+            ..progress(1, 0)
+        };
+        decided(progress, verdict(outcome)).decision
+    };
+    let expired = Decision::DeadLetter(DeadLetterClass::Expired);
+    let old = NOW - time::Duration::days(5);
+
+    assert_eq!(
+        late(CREATED, Some(seconds_later(30)), Outcome::Transient),
+        expired
+    );
+    assert_eq!(
+        late(CREATED, Some(seconds_later(31)), Outcome::Transient),
+        Decision::RetryAt(seconds_later(30))
+    );
+    assert_eq!(late(old, None, Outcome::Transient), expired);
+    assert_eq!(
+        late(old, Some(seconds_later(9_000)), Outcome::Misconfigured),
+        expired
+    );
+    assert_eq!(
+        late(old, None, Outcome::Throttled),
+        Decision::DeadLetter(DeadLetterClass::Throttled)
+    );
+}
+
+#[test]
+fn an_exhausted_ladder_is_named_so_even_at_the_end_of_life() {
+    let progress = Progress {
+        created_at: NOW - time::Duration::days(9),
+        ..progress(5, 4)
+    };
+    let decided = decided(progress, verdict(Outcome::Transient));
+    assert_eq!(
+        decided.decision,
+        Decision::DeadLetter(DeadLetterClass::Transient)
+    );
+}
+
+prop_compose! {
+    fn any_settings()(
+        base_seconds in prop_oneof![0_u32..=600, any::<u32>()],
+        max_seconds in prop_oneof![0_u32..=604_800, any::<u32>()],
+        max_attempts in prop_oneof![0_u16..=50, any::<u16>()],
+        max_age_seconds in prop_oneof![0_u32..=864_000, any::<u32>()],
+    ) -> EndpointSettings {
+        EndpointSettings {
+            backoff: Backoff { base_seconds, max_seconds },
+            max_attempts,
+            max_age_seconds,
+            ..EndpointSettings::default()
+        }
+    }
+}
+
+fn any_instant() -> impl Strategy<Value = OffsetDateTime> {
+    prop_oneof![
+        1_700_000_000_i64..=1_900_000_000,
+        -377_705_116_800_i64..=253_402_300_799,
+    ]
+    .prop_map(|seconds| OffsetDateTime::from_unix_timestamp(seconds).unwrap())
+}
+
+prop_compose! {
+    fn any_case()(
+        settings in any_settings(),
+        made in prop_oneof![1_u16..=60, 1..=u16::MAX],
+        charged in any::<prop::sample::Index>(),
+        created_at in any_instant(),
+        waited in prop_oneof![0_i64..=864_000, Just(0)],
+        deliver_before in proptest::option::of(any_instant()),
+        outcome in prop::sample::select(Outcome::ALL),
+        wait in proptest::option::of(1..=MAX_RETRY_AFTER.as_secs()),
+        maybe_sent in any::<bool>(),
+        draw in 0.0..=1.0_f64,
+    ) -> (EndpointSettings, Progress, Verdict, OffsetDateTime, UnitInterval) {
+        let limit = usize::from(made.min(settings.max_attempts.saturating_add(1)));
+        let attempts_charged = u16::try_from(charged.index(limit.max(1))).unwrap();
+        let progress = Progress { attempts_made: made, attempts_charged, created_at, deliver_before };
+        let verdict = Verdict { outcome, retry_after: wait.map(Duration::from_secs), maybe_sent };
+        let now = created_at.checked_add(time::Duration::seconds(waited)).unwrap_or(created_at);
+        (settings, progress, verdict, now, UnitInterval::new(draw).unwrap())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4_096))]
+
+    #[test]
+    fn d4_charged_never_passes_max_attempts_and_rises_by_at_most_one(
+        (settings, progress, verdict, now, jitter) in any_case()
+    ) {
+        let decided = decide(&settings, &progress, &verdict, now, jitter);
+        prop_assert!(decided.charged <= settings.max_attempts.max(progress.attempts_charged));
+        prop_assert!(decided.charged >= progress.attempts_charged);
+        prop_assert!(decided.charged - progress.attempts_charged <= 1);
+        if matches!(decided.decision, Decision::RetryAt(_)) {
+            prop_assert!(decided.charged < settings.max_attempts);
+        }
+    }
+
+    #[test]
+    fn d5_a_retry_is_neither_in_the_past_nor_further_than_the_bound_nor_after_the_end(
+        (settings, progress, verdict, now, jitter) in any_case()
+    ) {
+        let decided = decide(&settings, &progress, &verdict, now, jitter);
+        if let Decision::RetryAt(next) = decided.decision {
+            let cap = Duration::from_secs(u64::from(settings.backoff.max_seconds));
+            prop_assert!(next >= now);
+            prop_assert!(next <= later(now, cap.max(MAX_RETRY_AFTER)));
+            prop_assert!(next < later(progress.created_at, settings.max_age()));
+            prop_assert!(progress.deliver_before.is_none_or(|end| next < end));
+        }
+    }
+
+    #[test]
+    fn d5_retry_after_only_delays(
+        (settings, progress, verdict, now, jitter) in any_case()
+    ) {
+        let without = Verdict { retry_after: None, ..verdict };
+        let plain = decide(&settings, &progress, &without, now, jitter);
+        let asked = decide(&settings, &progress, &verdict, now, jitter);
+        prop_assert_eq!(plain.charged, asked.charged);
+        match (plain.decision, asked.decision) {
+            (Decision::RetryAt(plain), Decision::RetryAt(asked)) => {
+                prop_assert!(plain <= asked);
+                if let Some(wait) = verdict.retry_after {
+                    prop_assert!(asked >= now + wait);
+                }
+            }
+            (Decision::RetryAt(_), Decision::DeadLetter(class)) => {
+                prop_assert!(matches!(class, DeadLetterClass::Expired | DeadLetterClass::Throttled));
+            }
+            (plain, asked) => prop_assert_eq!(plain, asked),
+        }
+    }
+
+    /// D4, D8: a ladder of transient failures and lost requests ends, whatever the delays.
+    #[test]
+    fn every_ladder_ends(
+        max_attempts in 1_u16..=30,
+        losses in proptest::collection::vec(any::<bool>(), 40),
+        draw in 0.0..=1.0_f64,
+    ) {
+        let settings = EndpointSettings { max_attempts, ..EndpointSettings::default() };
+        let jitter = UnitInterval::new(draw).unwrap();
+        let mut now = CREATED;
+        let mut charged = 0;
+        for (made, maybe_sent) in (1..).zip(losses) {
+            let verdict = Verdict { maybe_sent, ..verdict(Outcome::Transient) };
+            let decided = decide(&settings, &progress(made, charged), &verdict, now, jitter);
+            charged = decided.charged;
+            if let Decision::RetryAt(next) = decided.decision {
+                now = next;
+                continue;
+            }
+            prop_assert_eq!(decided.decision, Decision::DeadLetter(DeadLetterClass::Transient));
+            prop_assert!(made <= max_attempts + MAX_UNCHARGED_MAYBE_SENT);
+            return Ok(());
+        }
+        prop_assert!(false, "still going after 40 attempts");
+    }
+}
