@@ -48,9 +48,8 @@ impl Place {
             Some(dir) => kept_base(dir, user.as_ref())?,
             None => throw_away_base(user.as_ref())?,
         };
-        let data = base.join("data");
-        if let Ok(existing) = data.metadata() {
-            user = owner_of(&data, &existing, user)?;
+        if let Ok(existing) = base.metadata() {
+            user = owner_of(&base, &existing, user)?;
         }
         make_private(&base, user.as_ref())?;
         let lock = lock(&base)?;
@@ -59,7 +58,7 @@ impl Place {
             remove = Some(base.clone());
         }
         Ok(Self {
-            data,
+            data: base.join("data"),
             socket,
             log: base.join("postgres.log"),
             remove,
