@@ -49,6 +49,7 @@ pub const MIGRATIONS: &[Migration] = migrations![
         "0002_create_events_and_queues.sql"
     ),
     (3, "create_ownership", "0003_create_ownership.sql"),
+    (4, "index_full_endpoints", "0004_index_full_endpoints.sql"),
 ];
 
 /// The schema that this program reads and writes.

@@ -9,9 +9,11 @@
 //! A new module adds its list there. Utility statements that cannot be prepared (DDL) stay out.
 
 pub mod error;
+pub mod leases;
 pub mod migrate;
 pub mod partitions;
 pub mod pool;
+pub mod retention;
 
 pub use error::StoreError;
 pub use pool::{Database, Role, Session};
@@ -21,6 +23,8 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
     [
         migrate::STATEMENTS,
         partitions::STATEMENTS,
+        leases::STATEMENTS,
+        retention::STATEMENTS,
     ]
     .into_iter()
     .flatten()

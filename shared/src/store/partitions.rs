@@ -127,7 +127,12 @@ pub async fn ensure(
     now: OffsetDateTime,
     days_ahead: u16,
 ) -> Result<Vec<String>, StoreError> {
-    let have: Vec<String> = list(client).await?.iter().map(Partition::name).collect();
+    let have: Vec<String> = list(client)
+        .await?
+        .iter()
+        .filter(|partition| partition.state != State::Detached)
+        .map(Partition::name)
+        .collect();
     let today = utc_day(now);
     let mut made = Vec::new();
     for offset in -1..=i64::from(days_ahead) {

@@ -1,0 +1,15 @@
+//! The store against a real PostgreSQL. One binary, so that all tests share one cluster; a database
+//! of its own for each.
+
+#![cfg(feature = "testing")]
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on has failed, and the line says where"
+)]
+
+mod leases;
+mod migrate;
+mod partitions;
+mod retention;
+mod statements;
+mod world;

@@ -1,0 +1,311 @@
+//! Forgetting: what is owed stays, what is not is gone, whatever interrupts.
+
+use std::time::Duration;
+
+use shared::ids;
+use shared::store::partitions::State;
+use shared::store::retention::{Report, RetentionSettings, run, sweep_kept};
+use shared::store::{Session, StoreError, leases, partitions};
+use shared::testing::{TestDatabase, eventually};
+use time::OffsetDateTime;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::world;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const LIVE_AND_DEAD: [&str; 4] = ["ready", "retry", "ready_ordered", "dead_letters"];
+
+fn days(days: u64) -> Duration {
+    Duration::from_secs(days * 86_400)
+}
+
+fn settings() -> RetentionSettings {
+    RetentionSettings::new(days(30), days(30), days(90)).unwrap()
+}
+
+/// An instant past the retention, with its partitions.
+async fn long_ago(session: &Session) -> OffsetDateTime {
+    let at = world::now(session).await - days(40);
+    partitions::ensure(session, at, 0).await.unwrap();
+    at
+}
+
+async fn payload(session: &Session, table: &str, event: Uuid) -> Option<Vec<u8>> {
+    let select = format!("SELECT payload FROM {table} WHERE id = $1");
+    let row = session.query_opt(&select, &[&event]).await.unwrap();
+    row.map(|row| row.get(0))
+}
+
+async fn forget(session: &Session) -> Report {
+    let lease = world::lease(session).await;
+    let now = world::now(session).await;
+    run(session, &lease, &settings(), now).await.unwrap()
+}
+
+#[tokio::test]
+async fn what_a_delivery_or_dead_letter_owes_survives_and_the_rest_is_gone() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    let old = long_ago(&session).await;
+    let unowed = world::event(&session, old).await;
+    let mut owed = Vec::new();
+    for table in LIVE_AND_DEAD {
+        let event = world::event(&session, old).await;
+        world::delivery(&session, table, event).await;
+        owed.push(event);
+    }
+    let young = world::event(&session, world::now(&session).await).await;
+
+    let report = forget(&session).await;
+
+    assert_eq!(report.kept, 4);
+    assert_eq!(
+        report.dropped.len(),
+        6,
+        "two days of three tables: {report:?}"
+    );
+    for event in owed {
+        assert_eq!(payload(&session, "events", event).await, None);
+        let kept = payload(&session, "events_kept", event).await;
+        assert_eq!(kept.unwrap(), event.to_string().into_bytes(), "P1");
+    }
+    assert_eq!(payload(&session, "events", unowed).await, None);
+    assert_eq!(payload(&session, "events_kept", unowed).await, None);
+    assert!(payload(&session, "events", young).await.is_some());
+    let floor = "SELECT replay_floor FROM retention";
+    let floor: OffsetDateTime = session.query_one(floor, &[]).await.unwrap().get(0);
+    assert!(floor > old && floor <= old + time::Duration::DAY);
+    let left = partitions::list(&session).await.unwrap();
+    assert!(left.iter().all(|p| p.ends_at() > old + time::Duration::DAY));
+}
+
+#[tokio::test]
+async fn more_than_one_batch_is_copied() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    let old = long_ago(&session).await;
+    let from = ids::lower_bound(old).to_string();
+    // Ids of one instant, told apart by their last digits.
+    session
+        .batch_execute(&format!(
+            "CREATE TABLE made AS SELECT (left('{from}', 24) || lpad(to_hex(i), 12, '0'))::uuid AS id
+               FROM generate_series(1, 2500) i;
+             INSERT INTO events (id, tenant_id, type_id, payload, fan_endpoint, fan_delivery)
+               SELECT id, 7, 1, 'x', '{{}}', '{{}}' FROM made;
+             INSERT INTO ready (slot, tenant_id, endpoint_id, id, event_id)
+               SELECT 1, 7, 1, id, id FROM made"
+        ))
+        .await
+        .unwrap();
+
+    let report = forget(&session).await;
+
+    assert_eq!(report.kept, 2_500);
+    assert_eq!(world::count(&session, "events_kept").await, 2_500);
+}
+
+#[tokio::test]
+async fn an_interrupted_detach_is_finished_by_the_next_run() {
+    let database = TestDatabase::new().await;
+    let (session, doomed) = (database.session().await, database.session().await);
+    let mut reader = database.session().await;
+    let old = long_ago(&session).await;
+    let event = world::event(&session, old).await;
+    world::delivery(&session, "retry", event).await;
+    let lease = world::lease(&session).await;
+    let now = world::now(&session).await;
+    let reading = reader.transaction().await.unwrap();
+    reading.query("SELECT FROM events", &[]).await.unwrap();
+
+    let kill = async {
+        let find = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                    WHERE datname = current_database() AND wait_event = 'virtualxid'";
+        eventually(DEADLINE, || async {
+            session.query_opt(find, &[]).await.unwrap()
+        })
+        .await
+    };
+    let settings = settings();
+    let (killed, _row) = tokio::join!(run(&doomed, &lease, &settings, now), kill);
+    assert!(killed.is_err());
+    let left = partitions::list(&session).await.unwrap();
+    let half = left.iter().find(|p| p.state == State::Detaching).unwrap();
+    world::event(&session, now).await;
+    reading.commit().await.unwrap();
+
+    let report = run(&session, &lease, &settings, now).await.unwrap();
+
+    assert_eq!(report.dropped.first().unwrap(), &half.name());
+    let left = partitions::list(&session).await.unwrap();
+    assert!(
+        left.iter()
+            .all(|p| p.state == State::Attached && p.begins_at() > old)
+    );
+    assert!(payload(&session, "events_kept", event).await.is_some());
+}
+
+#[tokio::test]
+async fn ingest_goes_on_while_a_partition_waits_for_a_reader() {
+    let database = TestDatabase::new().await;
+    let (session, writer) = (database.session().await, database.session().await);
+    let mut reader = database.session().await;
+    long_ago(&session).await;
+    let now = world::now(&session).await;
+    let reading = reader.transaction().await.unwrap();
+    reading
+        .query("SELECT FROM events, closed, attempts", &[])
+        .await
+        .unwrap();
+
+    let inserting = async {
+        let waits = "pg_stat_activity
+                     WHERE datname = current_database() AND wait_event = 'virtualxid'";
+        let mut slowest = Duration::ZERO;
+        let mut inserted_meanwhile = 0;
+        while inserted_meanwhile < 200 {
+            let before = Instant::now();
+            world::event(&writer, now).await;
+            slowest = slowest.max(before.elapsed());
+            inserted_meanwhile += world::count(&writer, waits).await;
+        }
+        reading.commit().await.unwrap();
+        slowest
+    };
+    let (report, slowest) = tokio::join!(forget(&session), inserting);
+
+    assert_eq!(report.dropped.len(), 6, "{report:?}");
+    assert!(
+        slowest < Duration::from_millis(400),
+        "an insert took {slowest:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_leader_that_was_replaced_forgets_nothing() {
+    let database = TestDatabase::new().await;
+    let mut session = database.session().await;
+    let old = long_ago(&session).await;
+    world::event(&session, old).await;
+    let stale = world::lease(&session).await;
+    world::declare_dead(&session, stale.owner).await;
+    let successor = world::incarnation(&session).await;
+    leases::acquire(&session, stale.name, successor)
+        .await
+        .unwrap()
+        .unwrap();
+    let now = world::now(&session).await;
+    let before = partitions::list(&session).await.unwrap();
+
+    let refused = run(&session, &stale, &settings(), now).await;
+    let swept = sweep_kept(&mut session, &stale).await;
+
+    assert!(matches!(refused, Err(StoreError::NotOwner)), "{refused:?}");
+    assert!(matches!(swept, Err(StoreError::NotOwner)), "{swept:?}");
+    assert_eq!(partitions::list(&session).await.unwrap(), before);
+    assert_eq!(
+        world::count(&session, "retention WHERE isfinite(replay_floor)").await,
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_kept_event_goes_when_nobody_owes_it_any_more() {
+    let database = TestDatabase::new().await;
+    let mut session = database.session().await;
+    let old = long_ago(&session).await;
+    let mut owed = Vec::new();
+    for table in LIVE_AND_DEAD {
+        let event = world::event(&session, old).await;
+        world::delivery(&session, table, event).await;
+        owed.push(event);
+    }
+    let paid = world::event(&session, old).await;
+    let delivered = world::delivery(&session, "ready", paid).await;
+    assert_eq!(forget(&session).await.kept, 5);
+    let delete = "DELETE FROM ready WHERE id = $1";
+    session.execute(delete, &[&delivered]).await.unwrap();
+    let lease = world::lease_of(&session, "sweep").await;
+
+    let swept = sweep_kept(&mut session, &lease).await.unwrap();
+
+    assert_eq!(swept, 1);
+    assert_eq!(payload(&session, "events_kept", paid).await, None);
+    for event in owed {
+        assert!(payload(&session, "events_kept", event).await.is_some());
+    }
+}
+
+#[tokio::test]
+async fn dead_letters_and_idempotency_keys_go_at_their_age() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    session
+        .batch_execute(
+            "INSERT INTO dead_letters
+               (tenant_id, id, endpoint_id, event_id, class, attempts_made, kind, root_id, dead_at)
+               SELECT 7, gen_random_uuid(), 1, gen_random_uuid(), 1, 5, 0, gen_random_uuid(),
+                      now() - interval '89 d' - i * interval '1 min'
+               FROM generate_series(1, 7 * 1440) i;
+             INSERT INTO idempotency_keys (tenant_id, key, body_hash, expires_at)
+               SELECT 7, i::text, '', now() + interval '1 h' * CASE WHEN i > 12000 THEN 1 ELSE -1 END
+               FROM generate_series(1, 12010) i",
+        )
+        .await
+        .unwrap();
+
+    let report = forget(&session).await;
+
+    assert_eq!(report.idempotency_keys, 12_000);
+    assert_eq!(world::count(&session, "idempotency_keys").await, 10);
+    assert!(
+        (6 * 1440 - 1..=6 * 1440 + 1).contains(&report.dead_letters),
+        "{report:?}"
+    );
+    let young = "dead_letters WHERE dead_at < now() - interval '90 d 1 min'";
+    assert_eq!(world::count(&session, young).await, 0);
+}
+
+#[tokio::test]
+async fn a_run_with_nothing_to_forget_is_short() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    let lease = world::lease(&session).await;
+    let now = world::now(&session).await;
+    run(&session, &lease, &settings(), now).await.unwrap();
+
+    let before = Instant::now();
+    let report = run(&session, &lease, &settings(), now).await.unwrap();
+
+    assert_eq!(report, Report::default());
+    assert!(
+        before.elapsed() < Duration::from_millis(100),
+        "{:?}",
+        before.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn kept_events_have_the_columns_of_events() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    let columns = "SELECT string_agg(attname || ' ' || atttypid::regtype, ', ' ORDER BY attnum)
+                   FROM pg_attribute WHERE attrelid = $1::text::regclass AND attnum > 0
+                   AND NOT attisdropped";
+
+    let of_events = session.query_one(columns, &[&"events"]).await.unwrap();
+    let of_kept = session.query_one(columns, &[&"events_kept"]).await.unwrap();
+
+    let (events, kept): (String, String) = (of_events.get(0), of_kept.get(0));
+    assert_eq!(events, kept);
+}
+
+#[test]
+fn ages_under_two_days_are_refused_by_name() {
+    let refused = RetentionSettings::new(days(30), days(1), days(90)).unwrap_err();
+
+    assert!(
+        refused.to_string().contains("POSTRIDER_RETENTION_ATTEMPTS"),
+        "{refused}"
+    );
+}
