@@ -1,1 +1,23 @@
+//! The tenant REST API: who may call (`auth`), what they may say (`routes`), and how an event
+//! becomes durable (`ingest`).
+//!
+//! One event's journey: `routes::events::publish` → `auth` (cached) → `routes::event_body` →
+//! `ingest::Queue` → `ingest::writer` (one statement per batch, one commit) → 202; after the commit
+//! `ingest::hints` tells the workers.
+//!
+//! Not here: sending. The API and the worker meet in the database only.
 
+mod auth;
+mod config;
+mod health;
+mod ingest;
+mod json;
+mod metrics;
+mod paging;
+mod problem;
+mod request_id;
+mod routes;
+mod startup;
+
+pub use config::{Config, SETTINGS};
+pub use startup::{Running, start};

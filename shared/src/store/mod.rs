@@ -8,12 +8,18 @@
 //! the lists, and a test prepares each one against the migrated schema (`tests/store/statements.rs`).
 //! A new module adds its list there. Utility statements that cannot be prepared (DDL) stay out.
 
+pub mod endpoints;
 pub mod error;
+pub mod health;
+pub mod ingest;
+pub mod keys;
 pub mod leases;
 pub mod migrate;
+pub mod notify;
 pub mod partitions;
 pub mod pool;
 pub mod retention;
+pub mod tenants;
 
 pub use error::StoreError;
 pub use pool::{Database, Role, Session};
@@ -21,6 +27,12 @@ pub use pool::{Database, Role, Session};
 /// Every statement of the store, by name.
 pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
     [
+        endpoints::STATEMENTS,
+        health::STATEMENTS,
+        ingest::STATEMENTS,
+        keys::STATEMENTS,
+        notify::STATEMENTS,
+        tenants::STATEMENTS,
         migrate::STATEMENTS,
         partitions::STATEMENTS,
         leases::STATEMENTS,

@@ -1,0 +1,159 @@
+//! What the API needs to know before it starts.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use shared::policy::address::AddressRules;
+use shared::runtime::budgets;
+use shared::runtime::settings::{ConfigErrors, Settings};
+use shared::sealing::MasterKeys;
+use shared::store::Database;
+
+/// The settings that `postrider-api` takes as flags, besides the common ones.
+pub const SETTINGS: &[&str] = shared::runtime::settings::table::API;
+
+/// Where metrics and health are by default.
+const METRICS_ADDR: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9464);
+
+/// How long a request may wait for the database before it is answered with 503.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The settings of one API process.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where the API listens; port 0 takes a free one.
+    pub addr: SocketAddr,
+    /// Where metrics and health are; port 0 takes a free one.
+    pub metrics_addr: SocketAddr,
+    pub(crate) database: Database,
+    pub(crate) admin_token: Option<String>,
+    pub(crate) master_keys: Arc<MasterKeys>,
+    pub(crate) address_rules: AddressRules,
+    pub(crate) https_only: bool,
+    /// The largest payload of an event, in bytes.
+    pub(crate) max_payload: usize,
+    /// Connections for everything but ingest.
+    pub(crate) connections: usize,
+    /// How long requests under way may take to end after shutdown began.
+    pub(crate) drain: Duration,
+    /// How long events are kept.
+    pub(crate) events_retention: Duration,
+    /// The longest timeout that an endpoint may ask for.
+    pub(crate) longest_timeout: Duration,
+    /// How long a request may wait for its event to be durable.
+    pub(crate) deadline: Duration,
+    /// Writers, each with a connection of its own.
+    pub(crate) writers: usize,
+    /// Requests that may wait to be written; `None`: the built-in limit.
+    pub(crate) most_waiting: Option<usize>,
+}
+
+impl Config {
+    /// From the settings of the process.
+    ///
+    /// # Errors
+    /// Every setting that is missing or wrong, with what to do about it.
+    pub fn from_settings(settings: &Settings) -> Result<Self, ConfigErrors> {
+        let mut errors = ConfigErrors::default();
+        let database = database(settings)
+            .map_err(|more| errors.0.extend(more.0))
+            .ok();
+        let master_keys = master_keys(settings)
+            .map_err(|more| errors.0.extend(more.0))
+            .ok();
+        if let Err(more) = budgets::check(settings) {
+            errors.0.extend(more.0);
+        }
+        let (Some(database), Some(master_keys), true) =
+            (database, master_keys, errors.0.is_empty())
+        else {
+            return Err(errors);
+        };
+        Ok(Self {
+            addr: settings.addr("POSTRIDER_API_ADDR"),
+            metrics_addr: settings.addr_or("POSTRIDER_METRICS_ADDR", METRICS_ADDR),
+            database,
+            admin_token: settings.get("POSTRIDER_ADMIN_TOKEN").map(str::to_owned),
+            master_keys: Arc::new(master_keys),
+            address_rules: AddressRules::new(settings.cidrs("POSTRIDER_ALLOW_CIDRS")),
+            https_only: settings.bool("POSTRIDER_HTTPS_ONLY"),
+            max_payload: settings.count("POSTRIDER_MAX_PAYLOAD_BYTES"),
+            connections: settings.count("POSTRIDER_CONNECTIONS"),
+            drain: settings.duration("POSTRIDER_DRAIN_TIMEOUT"),
+            events_retention: settings.duration("POSTRIDER_RETENTION_EVENTS"),
+            longest_timeout: budgets::longest_request(settings),
+            deadline: DEADLINE,
+            writers: WRITERS,
+            most_waiting: None,
+        })
+    }
+
+    /// For tests: free ports, a fixed master key and admin token, everything on this machine
+    /// allowed as an endpoint.
+    #[must_use]
+    pub fn for_testing(database: Database) -> Self {
+        let local = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+        Self {
+            addr: local,
+            metrics_addr: local,
+            database,
+            admin_token: Some("admin-token-for-tests".to_owned()),
+            master_keys: Arc::new(MasterKeys::new([7; 32], None)),
+            address_rules: AddressRules::parse("127.0.0.0/8,::1/128").unwrap_or_default(),
+            https_only: false,
+            max_payload: 256 << 10,
+            connections: 4,
+            drain: Duration::from_secs(5),
+            events_retention: Duration::from_secs(30 * 86_400),
+            longest_timeout: Duration::from_secs(20),
+            deadline: DEADLINE,
+            writers: WRITERS,
+            most_waiting: None,
+        }
+    }
+
+    /// The same, with room for so many waiting requests only.
+    #[must_use]
+    pub fn with_most_waiting(mut self, most: usize) -> Self {
+        self.most_waiting = Some(most);
+        self
+    }
+
+    /// The same, with requests that wait so long at most.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// The same, without an admin API.
+    #[must_use]
+    pub fn without_admin(mut self) -> Self {
+        self.admin_token = None;
+        self
+    }
+
+    /// The same, with so many writers.
+    #[must_use]
+    pub fn with_writers(mut self, writers: usize) -> Self {
+        self.writers = writers.max(1);
+        self
+    }
+}
+
+fn database(settings: &Settings) -> Result<Database, ConfigErrors> {
+    let url = settings.required("DATABASE_URL")?;
+    Database::new(url).map_err(|error| ConfigErrors::one("DATABASE_URL", error.to_string()))
+}
+
+fn master_keys(settings: &Settings) -> Result<MasterKeys, ConfigErrors> {
+    let current = settings.required("POSTRIDER_MASTER_KEY")?;
+    let previous = settings.get("POSTRIDER_MASTER_KEY_PREVIOUS");
+    MasterKeys::from_base64(current, previous)
+        .map_err(|detail| ConfigErrors::one("POSTRIDER_MASTER_KEY", detail))
+}
+
+/// One writer saturates the commits of one disk; see `docs/adr`.
+const WRITERS: usize = 1;

@@ -1,0 +1,135 @@
+//! Whether this process can do its work, by trying it.
+//!
+//! Ready means: the database took a write-capable round trip lately, its schema is ours, partitions
+//! for the coming days exist, our clock is near the database's, and a writer is connected.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use deadpool_postgres::Pool;
+use shared::runtime::clock::{BootTime, DatabaseClock, boot_time};
+use shared::store::pool::within;
+use shared::store::{Database, StoreError, health, migrate, partitions};
+use tokio_util::sync::CancellationToken;
+
+use crate::ingest::writer;
+
+/// How often the database is tried.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// How long one try may take.
+const BUDGET: Duration = Duration::from_secs(5);
+/// How old the last good try may be.
+const RECENT: Duration = Duration::from_secs(10);
+/// The most that our clock may differ from the database's.
+const MOST_OFFSET: time::Duration = time::Duration::seconds(5);
+/// Days after today that must have their partitions.
+const DAYS_AHEAD: i64 = 2;
+/// Schema and partitions change rarely: every so many tries.
+const SLOW_CHECKS: u32 = 15;
+
+/// What the last tries showed.
+pub(crate) struct Health {
+    pool: Pool,
+    database: Database,
+    clock: Arc<DatabaseClock>,
+    writers: Arc<writer::Shared>,
+    last: Mutex<Result<BootTime, String>>,
+}
+
+impl Health {
+    pub(crate) fn new(
+        pool: Pool,
+        database: Database,
+        clock: Arc<DatabaseClock>,
+        writers: Arc<writer::Shared>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            pool,
+            database,
+            clock,
+            writers,
+            last: Mutex::new(Err("the database was not tried yet".to_owned())),
+        })
+    }
+
+    /// Why this process cannot do its work, if it cannot.
+    pub(crate) fn ready(&self) -> Result<(), String> {
+        let good = self
+            .last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()?;
+        let age = boot_time().since(good);
+        if age > RECENT {
+            return Err(format!(
+                "the database last answered {} s ago",
+                age.as_secs()
+            ));
+        }
+        if !self.writers.connected.load(Ordering::Relaxed) {
+            return Err("the writer of events has no connection to the database".to_owned());
+        }
+        let offset = self.clock.wall_offset();
+        if offset.abs() > MOST_OFFSET {
+            return Err(format!(
+                "this machine's clock is {} s off the database's: check NTP",
+                offset.whole_seconds()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Tries until shutdown.
+    pub(crate) async fn run(&self, shutdown: CancellationToken) {
+        let mut tries = 0_u32;
+        while !shutdown.is_cancelled() {
+            let result = self.try_once(tries.is_multiple_of(SLOW_CHECKS)).await;
+            // After a failure everything is checked again.
+            tries = if result.is_ok() {
+                tries.wrapping_add(1)
+            } else {
+                0
+            };
+            if let Err(why) = &result {
+                tracing::warn!(%why, "not ready");
+            }
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = result;
+            tokio::select! {
+                () = tokio::time::sleep(INTERVAL) => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+
+    async fn try_once(&self, thorough: bool) -> Result<BootTime, String> {
+        let sent = boot_time();
+        within(BUDGET, self.round_trip(thorough))
+            .await
+            .map_err(|error| error.to_string())??;
+        if thorough {
+            migrate::check_version(&self.database)
+                .await
+                .map_err(|error| error.to_string())?;
+        }
+        Ok(sent)
+    }
+
+    /// The outer error is the database's, the inner one says what is wrong with it.
+    async fn round_trip(&self, thorough: bool) -> Result<Result<(), String>, StoreError> {
+        let client = self.pool.get().await?;
+        let sent = boot_time();
+        let now = health::write_round_trip(&**client).await?;
+        self.clock.measured(sent, boot_time(), now);
+        if thorough {
+            let ahead = partitions::ahead(&client, now).await?;
+            if ahead < DAYS_AHEAD {
+                return Ok(Err(format!(
+                    "partitions reach {ahead} days ahead, at least {DAYS_AHEAD} are needed: \
+                     is a worker running?"
+                )));
+            }
+        }
+        Ok(Ok(()))
+    }
+}

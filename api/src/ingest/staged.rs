@@ -1,0 +1,241 @@
+//! One event on its way through a writer: its id, its fan-out, and what is known of its fate.
+
+use shared::domain::delivery::{CloseReason, Status};
+use shared::ids::{EndpointKey, Slot, new_v7};
+use shared::store::ingest::{Batch, CHANNEL_SEPARATOR, DeliveryRow, EventRow, Stored, Target};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::configuration::{Configurations, Known};
+use super::{Accepted, AcceptedDelivery, MOST_FAN_OUT, MOST_LISTED, Refusal, Reply, Waiting};
+
+/// Rounds that an event may be sent back because its tenant's endpoints changed meanwhile.
+const MOST_ROUNDS: u8 = 20;
+
+/// A request with what a writer has made of it so far.
+#[derive(Debug)]
+pub(super) struct Staged {
+    waiting: Waiting,
+    /// Given once and kept: a resubmission must not make a second event.
+    id: Option<Uuid>,
+    plan: Option<Plan>,
+    /// It was submitted and the answer was lost: it may exist.
+    pub(super) in_doubt: bool,
+    rounds: u8,
+}
+
+/// The fan-out of an event, made from one version of its tenant's configuration.
+#[derive(Debug)]
+struct Plan {
+    type_id: i32,
+    config_version: i64,
+    deliveries: Vec<Planned>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Planned {
+    id: Uuid,
+    endpoint: EndpointKey,
+    public: Uuid,
+    slot: Slot,
+    closed: Option<CloseReason>,
+}
+
+impl Planned {
+    fn new(target: &Target, now: OffsetDateTime) -> Self {
+        Self {
+            id: new_v7(now),
+            endpoint: target.key,
+            public: target.public,
+            slot: target.slot,
+            closed: target.closed,
+        }
+    }
+}
+
+impl From<Waiting> for Staged {
+    fn from(waiting: Waiting) -> Self {
+        Self {
+            waiting,
+            id: None,
+            plan: None,
+            in_doubt: false,
+            rounds: 0,
+        }
+    }
+}
+
+impl Staged {
+    pub(super) const fn event(&self) -> &super::NewEvent {
+        &self.waiting.event
+    }
+
+    /// Tenant and id, once it has one.
+    pub(super) fn identity(&self) -> Option<(i32, Uuid)> {
+        self.id.map(|id| (self.event().tenant.0, id))
+    }
+
+    /// Whether nobody waits for the reply any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.waiting.reply.is_closed()
+    }
+
+    /// What it adds to a batch: its deliveries, at least one row.
+    pub(super) fn weight(&self) -> usize {
+        self.plan
+            .as_ref()
+            .map_or(1, |plan| plan.deliveries.len().max(1))
+    }
+
+    /// Stamps ids and makes the fan-out from what is known of the tenant now.
+    pub(super) fn plan(
+        &mut self,
+        configurations: &mut Configurations,
+        now: OffsetDateTime,
+    ) -> Result<(), Refusal> {
+        let event = &self.waiting.event;
+        let type_id = configurations
+            .type_id(event.tenant, &event.event_type)
+            .ok_or(Refusal::Types)?;
+        let known = configurations
+            .tenant(event.tenant)
+            .ok_or(Refusal::Internal)?;
+        if let Some(plan) = &self.plan
+            && plan.config_version == known.version
+        {
+            return Ok(());
+        }
+        let targets = known.fan_out(event);
+        if targets.len() > MOST_FAN_OUT {
+            return Err(Refusal::FanOut(targets.len()));
+        }
+        let deliveries = targets
+            .into_iter()
+            .map(|target| Planned::new(target, now))
+            .collect();
+        self.plan = Some(Plan {
+            type_id,
+            config_version: known.version,
+            deliveries,
+        });
+        self.id.get_or_insert_with(|| new_v7(now));
+        Ok(())
+    }
+
+    /// Adds it to a batch; not without a plan.
+    pub(super) fn add_to<'a>(&'a self, batch: &mut Batch<'a>) {
+        let (Some(id), Some(plan)) = (self.id, &self.plan) else {
+            debug_assert!(false, "an event is planned before it is submitted");
+            return;
+        };
+        let event = self.event();
+        let row = EventRow {
+            id,
+            tenant: event.tenant,
+            type_id: plan.type_id,
+            deliver_before: event.deliver_before,
+            channels: joined(&event.channels),
+            payload: &event.payload,
+            config_version: plan.config_version,
+        };
+        let deliveries = plan.deliveries.iter().map(|planned| DeliveryRow {
+            id: planned.id,
+            endpoint: planned.endpoint,
+            slot: planned.slot,
+            closed: planned.closed,
+        });
+        batch.push(row, deliveries);
+    }
+
+    /// Where its live deliveries wait: for the hint.
+    pub(super) fn live(&self) -> impl Iterator<Item = (Slot, EndpointKey)> + '_ {
+        self.plan
+            .iter()
+            .flat_map(|plan| &plan.deliveries)
+            .filter(|planned| planned.closed.is_none())
+            .map(|planned| (planned.slot, planned.endpoint))
+    }
+
+    /// Sends it back for a plan from a newer configuration.
+    pub(super) fn outdated(mut self) -> Option<Self> {
+        self.rounds += 1;
+        if self.rounds > MOST_ROUNDS {
+            self.answer(Err(Refusal::Restless));
+            return None;
+        }
+        Some(self)
+    }
+
+    pub(super) fn refuse(self, refusal: Refusal) {
+        self.answer(Err(refusal));
+    }
+
+    /// Answers with what was inserted just now.
+    pub(super) fn accept(self) {
+        let (Some(id), Some(plan)) = (self.id, &self.plan) else {
+            return self.answer(Err(Refusal::Internal));
+        };
+        let deliveries = plan.deliveries.iter().map(|planned| AcceptedDelivery {
+            id: planned.id,
+            endpoint: planned.public,
+            status: planned.closed.map_or(Status::Pending, CloseReason::status),
+        });
+        let accepted = Accepted {
+            id,
+            delivery_count: plan.deliveries.len(),
+            deliveries: deliveries.take(MOST_LISTED).collect(),
+        };
+        self.answer(Ok(accepted));
+    }
+
+    /// Answers with what an earlier submission of the same event stored, which may have had another
+    /// fan-out. Public ids come from the configuration; an endpoint deleted since is left out of
+    /// the listed ones, not of the count.
+    pub(super) fn accept_stored(self, stored: &Stored, known: Option<&mut Known>) {
+        let Some(id) = self.id else {
+            return self.answer(Err(Refusal::Internal));
+        };
+        let targets = known
+            .map(|known| known.targets.as_slice())
+            .unwrap_or_default();
+        let public = |key: EndpointKey| {
+            targets
+                .iter()
+                .find(|target| target.key == key)
+                .map(|target| target.public)
+        };
+        let deliveries = stored
+            .deliveries
+            .iter()
+            .filter_map(|(endpoint, id, closed)| {
+                let status = if *closed {
+                    Status::Skipped
+                } else {
+                    Status::Pending
+                };
+                Some(AcceptedDelivery {
+                    id: *id,
+                    endpoint: public(*endpoint)?,
+                    status,
+                })
+            });
+        let accepted = Accepted {
+            id,
+            delivery_count: stored.deliveries.len(),
+            deliveries: deliveries.take(MOST_LISTED).collect(),
+        };
+        self.answer(Ok(accepted));
+    }
+
+    fn answer(self, reply: Reply) {
+        if self.waiting.reply.send(reply).is_err() {
+            tracing::debug!("a request went away before its answer");
+        }
+    }
+}
+
+fn joined(channels: &[String]) -> Option<String> {
+    let mut separator = [0; 4];
+    let separator = CHANNEL_SEPARATOR.encode_utf8(&mut separator);
+    (!channels.is_empty()).then(|| channels.join(separator))
+}

@@ -1,0 +1,277 @@
+//! The batching writer: owns a connection, takes what queued during its last commit, writes it in
+//! one statement, answers.
+//!
+//! # Invariants
+//! - D2: an event is answered with success only after the commit that holds it, or after it was
+//!   found in the database.
+//! - No event twice: an id is given once; when an answer was lost, the writer first asks which ids
+//!   exist, and the statement inserts no id twice.
+//! - A bad row fails alone: a batch that the database refuses is halved until the row is found.
+//! - Rows whose requester went away are dropped *before* they are submitted.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use shared::runtime::clock::{DatabaseClock, boot_time};
+use shared::runtime::jitter;
+use shared::store::ingest::{Batch, Ingest, Inserted};
+use shared::store::{Database, StoreError};
+use tokio_util::sync::CancellationToken;
+
+use super::configuration::Configurations;
+use super::hints::Hints;
+use super::staged::Staged;
+use super::{Queue, Refusal};
+
+/// The most deliveries of a batch: past it a batch gains nothing and its requests wait longer.
+const MOST_DELIVERIES: usize = 500;
+/// The most bytes of payload of a batch.
+const MOST_BYTES: usize = 1 << 20;
+/// Pauses between attempts to reach the database: doubled from the first to the longest, and
+/// jittered, so that a fleet does not come back in step.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often an idle writer looks whether its connection still stands, to have a new one before a
+/// request needs it.
+const IDLE_CHECK: Duration = Duration::from_millis(500);
+
+/// What the writers of a process share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) database: Database,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) clock: Arc<DatabaseClock>,
+    pub(crate) hints: Hints,
+    /// Whether the last thing a writer heard of the database was good.
+    pub(crate) connected: AtomicBool,
+}
+
+/// Writes until shutdown. Ends only then: what waits at that moment has been answered, because the
+/// HTTP server stops first.
+pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
+    let mut writer = Writer {
+        shared,
+        configurations: Configurations::default(),
+        staged: VecDeque::new(),
+    };
+    let mut pause = FIRST_PAUSE;
+    while !shutdown.is_cancelled() {
+        let error = match writer.serve(&shutdown, &mut pause).await {
+            Ok(()) => return,
+            Err(error) => error,
+        };
+        writer.shared.connected.store(false, Ordering::Relaxed);
+        tracing::warn!(%error, waiting = writer.staged.len(), "the writer lost the database; trying again");
+        if !error.is_transient() {
+            writer.refuse_all(Refusal::Internal);
+        }
+        let jittered = pause.mul_f64(0.5 + jitter::fraction() / 2.0);
+        tokio::select! {
+            () = tokio::time::sleep(jittered) => pause = (pause * 2).min(LONGEST_PAUSE),
+            () = shutdown.cancelled() => return,
+        }
+    }
+}
+
+struct Writer {
+    shared: Arc<Shared>,
+    configurations: Configurations,
+    /// Taken from the queue and not answered, oldest first.
+    staged: VecDeque<Staged>,
+}
+
+impl Writer {
+    /// Connects and writes until shutdown or until the connection is lost.
+    async fn serve(
+        &mut self,
+        shutdown: &CancellationToken,
+        pause: &mut Duration,
+    ) -> Result<(), StoreError> {
+        let ingest = Ingest::open(&self.shared.database).await?;
+        self.shared.connected.store(true, Ordering::Relaxed);
+        loop {
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return Ok(()),
+                () = self.gather() => {}
+                () = tokio::time::sleep(IDLE_CHECK) => {
+                    if ingest.is_closed() {
+                        return Err(StoreError::Unavailable("the connection was closed".to_owned()));
+                    }
+                    continue;
+                }
+            }
+            self.step(&ingest).await?;
+            *pause = FIRST_PAUSE;
+        }
+    }
+
+    /// Waits until there is something to write, and takes a batch's worth of it.
+    async fn gather(&mut self) {
+        loop {
+            let room = MOST_DELIVERIES.saturating_sub(self.staged.len());
+            let taken = self.shared.queue.take(room);
+            self.staged.extend(taken.into_iter().map(Staged::from));
+            if !self.staged.is_empty() {
+                return;
+            }
+            self.shared.queue.arrival().await;
+        }
+    }
+
+    /// Writes one batch.
+    async fn step(&mut self, ingest: &Ingest) -> Result<(), StoreError> {
+        self.staged.retain(|staged| !staged.is_abandoned());
+        self.settle_doubts(ingest).await?;
+        let events = self.staged.iter().map(Staged::event);
+        self.configurations.prepare(ingest, events).await?;
+        let batch = self.plan_batch();
+        self.submit(ingest, batch).await
+    }
+
+    /// Answers what an earlier submission, whose acknowledgement was lost, did store.
+    async fn settle_doubts(&mut self, ingest: &Ingest) -> Result<(), StoreError> {
+        let doubtful = self.staged.iter().filter(|staged| staged.in_doubt);
+        let (tenants, ids): (Vec<i32>, Vec<_>) = doubtful.filter_map(Staged::identity).unzip();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let stored = ingest.stored(&tenants, &ids).await?;
+        let events = self.staged.iter().map(Staged::event);
+        self.configurations.prepare(ingest, events).await?;
+        for mut staged in std::mem::take(&mut self.staged) {
+            staged.in_doubt = false;
+            let found = staged.identity().and_then(|(_, id)| stored.get(&id));
+            match found {
+                Some(found) => {
+                    let known = self.configurations.tenant(staged.event().tenant);
+                    staged.accept_stored(found, known);
+                }
+                None => self.staged.push_back(staged),
+            }
+        }
+        Ok(())
+    }
+
+    /// Plans the oldest events up to a batch's limits; what cannot be accepted is answered.
+    fn plan_batch(&mut self) -> Vec<Staged> {
+        let now = self.shared.clock.now();
+        let (mut weight, mut bytes) = (0, 0);
+        let mut batch = Vec::with_capacity(self.staged.len());
+        while let Some(mut staged) = self.staged.pop_front() {
+            if let Err(refusal) = staged.plan(&mut self.configurations, now) {
+                staged.refuse(refusal);
+                continue;
+            }
+            weight += staged.weight();
+            bytes += staged.event().payload.len();
+            let full = weight > MOST_DELIVERIES || bytes > MOST_BYTES;
+            if full && !batch.is_empty() {
+                self.staged.push_front(staged);
+                break;
+            }
+            batch.push(staged);
+        }
+        batch
+    }
+
+    /// Submits a batch; one that the database refuses for its data is halved until the culprit
+    /// stands alone. After any other error everything unanswered is staged again.
+    async fn submit(&mut self, ingest: &Ingest, batch: Vec<Staged>) -> Result<(), StoreError> {
+        let mut parts = vec![batch];
+        while let Some(mut part) = parts.pop() {
+            if part.is_empty() {
+                continue;
+            }
+            let error = match self.insert(ingest, &part).await {
+                Ok(inserted) => {
+                    self.answer(ingest, part, &inserted).await?;
+                    continue;
+                }
+                Err(error) => error,
+            };
+            match error {
+                StoreError::BadData(_) | StoreError::Conflict(_) => {
+                    let second = part.split_off(part.len() / 2);
+                    if part.is_empty() {
+                        tracing::error!(%error, "the database refuses an event");
+                        second
+                            .into_iter()
+                            .for_each(|staged| staged.refuse(Refusal::NotStorable));
+                    } else {
+                        parts.extend([second, part]);
+                    }
+                }
+                error => {
+                    for staged in &mut part {
+                        staged.in_doubt = true;
+                    }
+                    parts.push(part);
+                    self.restage(parts);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn insert(&self, ingest: &Ingest, part: &[Staged]) -> Result<Inserted, StoreError> {
+        let mut batch = Batch::default();
+        for staged in part {
+            staged.add_to(&mut batch);
+        }
+        let sent = boot_time();
+        let inserted = ingest.insert(&batch).await?;
+        self.shared.clock.measured(sent, boot_time(), inserted.now);
+        Ok(inserted)
+    }
+
+    /// Answers a part that committed; what was not inserted is staged again.
+    async fn answer(
+        &mut self,
+        ingest: &Ingest,
+        part: Vec<Staged>,
+        inserted: &Inserted,
+    ) -> Result<(), StoreError> {
+        let mut places = Vec::with_capacity(part.len());
+        let mut again = Vec::new();
+        let mut stale = inserted.stale.iter().copied().peekable();
+        let mut repeated = inserted.repeated.iter().copied().peekable();
+        for (position, mut staged) in part.into_iter().enumerate() {
+            if stale.next_if_eq(&position).is_some() {
+                self.configurations.forget(staged.event().tenant);
+                again.extend(staged.outdated());
+            } else if repeated.next_if_eq(&position).is_some() {
+                staged.in_doubt = true;
+                again.push(staged);
+            } else {
+                places.extend(staged.live());
+                staged.accept();
+            }
+        }
+        self.shared.hints.send(places);
+        self.restage(vec![again]);
+        if !inserted.repeated.is_empty() {
+            self.settle_doubts(ingest).await?;
+        }
+        Ok(())
+    }
+
+    /// Puts parts back in front, the last one first: the order in which they would have been sent.
+    fn restage(&mut self, parts: Vec<Vec<Staged>>) {
+        for part in parts {
+            for staged in part.into_iter().rev() {
+                self.staged.push_front(staged);
+            }
+        }
+    }
+
+    fn refuse_all(&mut self, refusal: Refusal) {
+        for staged in self.staged.drain(..) {
+            staged.refuse(refusal);
+        }
+    }
+}

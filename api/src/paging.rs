@@ -1,0 +1,186 @@
+//! Pages: `?limit=&cursor=` in, `{"data": […], "next_cursor": …}` out, newest first.
+//!
+//! A cursor is the id of the last row shown, so a walk sees every row that existed throughout once,
+//! whatever is written meanwhile. It carries a hash of the filters that it was made under.
+
+use actix_web::HttpRequest;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use uuid::Uuid;
+
+use crate::problem::{ApiError, Kind};
+
+const DEFAULT_LIMIT: i64 = 50;
+const MOST_LIMIT: i64 = 250;
+/// Bytes of the filters' hash in a cursor: enough to tell a mistake.
+const HASH_BYTES: usize = 8;
+
+/// The parameters of a request's query.
+#[derive(Debug)]
+pub(crate) struct Query {
+    values: BTreeMap<String, String>,
+    /// What the cursor belongs to.
+    path: String,
+}
+
+/// Where a page begins and how long it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Page {
+    pub(crate) before: Option<Uuid>,
+    pub(crate) limit: i64,
+    filters: [u8; HASH_BYTES],
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct List<T> {
+    data: Vec<T>,
+    next_cursor: Option<String>,
+}
+
+impl Query {
+    /// Parses a query of which only these parameters are known.
+    pub(crate) fn parse(request: &HttpRequest, known: &[&str]) -> Result<Self, ApiError> {
+        let mut values = BTreeMap::new();
+        for (name, value) in url::form_urlencoded::parse(request.query_string().as_bytes()) {
+            if !known.contains(&&*name) {
+                let detail = if known.is_empty() {
+                    format!("`{name}` is not a parameter of this path")
+                } else {
+                    format!(
+                        "`{name}` is not a parameter here; known: {}",
+                        known.join(", ")
+                    )
+                };
+                return Err(ApiError::new(Kind::InvalidParameter, detail));
+            }
+            if values
+                .insert(name.to_string(), value.into_owned())
+                .is_some()
+            {
+                return Err(invalid(&name, "is given twice"));
+            }
+        }
+        Ok(Self {
+            values,
+            path: request.path().to_owned(),
+        })
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
+    pub(crate) fn instant(&self, name: &str) -> Result<Option<OffsetDateTime>, ApiError> {
+        self.get(name)
+            .map(|text| {
+                OffsetDateTime::parse(text, &Rfc3339)
+                    .map_err(|_error| invalid(name, "must be an RFC 3339 instant like 2026-01-31T12:00:00Z (percent-encode a `+`)"))
+            })
+            .transpose()
+    }
+
+    pub(crate) fn id<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, ApiError>
+    where
+        T::Err: std::fmt::Display,
+    {
+        self.get(name)
+            .map(|text| text.parse().map_err(|error: T::Err| invalid(name, error)))
+            .transpose()
+    }
+
+    /// The page asked for.
+    pub(crate) fn page(&self) -> Result<Page, ApiError> {
+        let limit = match self.get("limit") {
+            None => DEFAULT_LIMIT,
+            Some(text) => text
+                .parse()
+                .ok()
+                .filter(|limit| (1..=MOST_LIMIT).contains(limit))
+                .ok_or_else(|| invalid("limit", format!("must be 1 to {MOST_LIMIT}")))?,
+        };
+        let filters = self.filters();
+        let before = self
+            .get("cursor")
+            .map(|text| {
+                let (hash, id) = decode(text)
+                    .ok_or_else(|| invalid("cursor", "is not one that this API gave out"))?;
+                if hash != filters {
+                    let detail = "belongs to other filters; start without a cursor";
+                    return Err(invalid("cursor", detail));
+                }
+                Ok(id)
+            })
+            .transpose()?;
+        Ok(Page {
+            before,
+            limit,
+            filters,
+        })
+    }
+
+    fn filters(&self) -> [u8; HASH_BYTES] {
+        let mut hash = Sha256::new();
+        hash.update(self.path.as_bytes());
+        for (name, value) in &self.values {
+            if name != "cursor" && name != "limit" {
+                hash.update([0]);
+                hash.update(name.as_bytes());
+                hash.update([1]);
+                hash.update(value.as_bytes());
+            }
+        }
+        let mut short = [0; HASH_BYTES];
+        for (to, from) in short.iter_mut().zip(hash.finalize()) {
+            *to = from;
+        }
+        short
+    }
+}
+
+impl Page {
+    /// What to ask the store for: one more than the page, to know whether there is a next one.
+    pub(crate) const fn fetch(&self) -> i64 {
+        self.limit + 1
+    }
+
+    /// The reply, from at most [`Page::fetch`] rows.
+    pub(crate) fn reply<R, T>(
+        &self,
+        mut rows: Vec<R>,
+        id: impl Fn(&R) -> Uuid,
+        show: impl Fn(R) -> T,
+    ) -> List<T> {
+        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        let more = rows.len() > limit;
+        rows.truncate(limit);
+        let next_cursor = rows
+            .last()
+            .filter(|_| more)
+            .map(|last| self.cursor(id(last)));
+        List {
+            data: rows.into_iter().map(show).collect(),
+            next_cursor,
+        }
+    }
+
+    fn cursor(&self, last: Uuid) -> String {
+        let mut bytes = self.filters.to_vec();
+        bytes.extend_from_slice(last.as_bytes());
+        URL_SAFE_NO_PAD.encode(bytes)
+    }
+}
+
+fn decode(text: &str) -> Option<([u8; HASH_BYTES], Uuid)> {
+    let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
+    let (hash, id) = bytes.split_first_chunk()?;
+    Some((*hash, Uuid::from_slice(id).ok()?))
+}
+
+fn invalid(name: &str, why: impl std::fmt::Display) -> ApiError {
+    ApiError::new(Kind::InvalidParameter, format!("`{name}` {why}"))
+}

@@ -1,0 +1,206 @@
+//! Errors as clients see them: RFC 9457 `application/problem+json`.
+//!
+//! # Invariants
+//! - S2: a 5xx says nothing of the inside; its cause is logged here, once.
+//! - Status, type and title of every problem stand in one table ([`Kind::row`]); the type is stable.
+
+use std::borrow::Cow;
+
+use actix_web::http::StatusCode;
+use actix_web::http::header::{self, HeaderValue};
+use actix_web::{HttpResponse, ResponseError};
+use serde::Serialize;
+use shared::store::StoreError;
+
+/// Seconds that a client should wait when we are overloaded or the database is away.
+const RETRY_AFTER: u32 = 1;
+
+/// What went wrong, as a class that clients can react to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    MalformedJson,
+    InvalidParameter,
+    Unauthorized,
+    MissingScope,
+    NotFound,
+    AdminDisabled,
+    MethodNotAllowed,
+    Conflict,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+    InvalidFields,
+    NotSupported,
+    LimitReached,
+    NotStorable,
+    Internal,
+    Overloaded,
+    Unavailable,
+}
+
+impl Kind {
+    const fn row(self) -> (u16, &'static str, &'static str) {
+        match self {
+            Self::MalformedJson => (400, "malformed-json", "The body is not valid JSON"),
+            Self::InvalidParameter => (400, "invalid-parameter", "A parameter is not valid"),
+            Self::Unauthorized => (401, "unauthorized", "A valid key is needed"),
+            Self::MissingScope => (403, "missing-scope", "The key may not do this"),
+            Self::NotFound => (404, "not-found", "There is nothing here"),
+            Self::AdminDisabled => (404, "admin-api-off", "The admin API is off"),
+            Self::MethodNotAllowed => (405, "method-not-allowed", "Not with this method"),
+            Self::Conflict => (409, "conflict", "The current state does not allow this"),
+            Self::PayloadTooLarge => (413, "payload-too-large", "The body is too large"),
+            Self::UnsupportedMediaType => (415, "unsupported-media-type", "JSON is expected"),
+            Self::InvalidFields => (422, "invalid-fields", "Some fields are not valid"),
+            Self::NotSupported => (422, "not-supported", "This version cannot do this"),
+            Self::LimitReached => (422, "limit-reached", "A limit is reached"),
+            Self::NotStorable => (422, "not-storable", "The data cannot be stored"),
+            Self::Internal => (500, "internal", "Something went wrong on our side"),
+            Self::Overloaded => (503, "overloaded", "Too much at once; try again"),
+            Self::Unavailable => (503, "unavailable", "Not available at the moment; try again"),
+        }
+    }
+}
+
+/// One field that is not valid.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct FieldError {
+    /// RFC 6901 JSON pointer into the body, or the name of a parameter.
+    pub(crate) pointer: String,
+    pub(crate) detail: String,
+}
+
+/// An error on its way to a client.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    kind: Kind,
+    detail: Cow<'static, str>,
+    errors: Vec<FieldError>,
+    /// For `Allow` on 405.
+    allow: Option<&'static str>,
+}
+
+impl ApiError {
+    pub(crate) fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind,
+            detail: detail.into(),
+            errors: Vec::new(),
+            allow: None,
+        }
+    }
+
+    /// Some fields are not valid; each is named.
+    pub(crate) fn fields(errors: Vec<FieldError>) -> Self {
+        let detail = match errors.as_slice() {
+            [only] if only.pointer.is_empty() => only.detail.clone(),
+            [only] => format!("{}: {}", only.pointer, only.detail),
+            several => format!("{} fields are not valid; see `errors`", several.len()),
+        };
+        Self {
+            errors,
+            ..Self::new(Kind::InvalidFields, detail)
+        }
+    }
+
+    /// One field asks for something that this version does not do.
+    pub(crate) fn not_supported(pointer: &str, what: &str) -> Self {
+        let detail = format!("{what} is not supported by this version");
+        Self {
+            errors: vec![FieldError {
+                pointer: pointer.to_owned(),
+                detail: detail.clone(),
+            }],
+            ..Self::new(Kind::NotSupported, detail)
+        }
+    }
+
+    /// The same answer for what does not exist and for what belongs to another tenant (S3).
+    pub(crate) fn not_found(what: &str) -> Self {
+        Self::new(Kind::NotFound, format!("there is no such {what}"))
+    }
+
+    pub(crate) fn not_allowed(allow: &'static str) -> Self {
+        Self {
+            allow: Some(allow),
+            ..Self::new(
+                Kind::MethodNotAllowed,
+                format!("this path answers to {allow}"),
+            )
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+impl std::fmt::Display for ApiError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (status, slug, _title) = self.kind.row();
+        write!(out, "{status} {slug}: {}", self.detail)
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        if error.is_transient() {
+            tracing::warn!(%error, "the database did not do its part of a request");
+            return Self::new(
+                Kind::Unavailable,
+                "the database is away; nothing was changed, or it is not known",
+            );
+        }
+        tracing::error!(%error, kind = error.kind(), "a request failed");
+        Self::new(Kind::Internal, "the cause is in the log of the server")
+    }
+}
+
+impl From<tokio_postgres::Error> for ApiError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        StoreError::from(error).into()
+    }
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    #[serde(rename = "type")]
+    kind: String,
+    title: &'static str,
+    status: u16,
+    detail: &'a str,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    errors: &'a [FieldError],
+}
+
+impl ResponseError for ApiError {
+    fn status_code(&self) -> StatusCode {
+        StatusCode::from_u16(self.kind.row().0).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        let (status, slug, title) = self.kind.row();
+        let body = Body {
+            kind: format!("urn:postrider:problem:{slug}"),
+            title,
+            status,
+            detail: &self.detail,
+            errors: &self.errors,
+        };
+        let mut reply = HttpResponse::build(self.status_code());
+        reply.insert_header((
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        ));
+        if status == 503 {
+            reply.insert_header((header::RETRY_AFTER, RETRY_AFTER.to_string()));
+        }
+        if status == 401 {
+            reply.insert_header((header::WWW_AUTHENTICATE, "Bearer"));
+        }
+        if let Some(allow) = self.allow {
+            reply.insert_header((header::ALLOW, allow));
+        }
+        reply.body(serde_json::to_vec(&body).unwrap_or_default())
+    }
+}

@@ -1,0 +1,352 @@
+//! An endpoint as a JSON document: what clients write and what they are shown.
+//!
+//! A create is the reading of a document, a change is the reading of the current document after an
+//! RFC 7396 merge: so both have the same rules, and `null` means the default.
+//!
+//! # Invariants
+//! - S2: header values are write-only. Shown as [`HIDDEN`]; a document that is sent back with it
+//!   keeps the value.
+
+use serde_json::{Map, Value, json};
+use shared::domain::endpoint::{Backoff, EndpointSettings, EndpointState};
+use shared::ids::EndpointId;
+use shared::policy::address::{AddressRules, parse_endpoint_url, vet_literal};
+use shared::sealing::MasterKeys;
+use shared::store::endpoints::{Endpoint, EndpointDraft};
+use time::format_description::well_known::Rfc3339;
+use uuid::Uuid;
+
+use super::event_body::wrong_channels;
+use crate::json::Fields;
+use crate::problem::ApiError;
+
+/// Stands for a header value.
+const HIDDEN: &str = "***";
+const MOST_DESCRIPTION: usize = 1_024;
+const MOST_PATTERNS: usize = 100;
+const MOST_HEADERS: usize = 32;
+const MOST_HEADER_BYTES: usize = 4_096;
+const MOST_METADATA_BYTES: usize = 16 << 10;
+
+/// Fields of the contract that come with later versions.
+const NOT_YET: &[&str] = &[
+    "kind",
+    "method",
+    "template",
+    "signature",
+    "signing",
+    "rate_limit",
+    "ordered",
+    "on_dead_letter",
+    "retry_statuses",
+    "replay_on_recovery",
+    "disable_after_seconds",
+    "redact",
+];
+
+/// Headers that are ours, the connection's, or dangerous to repeat.
+const RESERVED_HEADERS: &[&str] = &[
+    "connection",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "x-delivery-timestamp",
+];
+const RESERVED_PREFIXES: &[&str] = &["postrider-", "webhook-"];
+
+/// What reading a document needs to know of the process.
+pub(super) struct Rules<'a> {
+    pub(super) address: &'a AddressRules,
+    pub(super) https_only: bool,
+    pub(super) longest_timeout_ms: u32,
+    pub(super) longest_age_seconds: u32,
+    pub(super) keys: &'a MasterKeys,
+}
+
+/// Names and values of an endpoint's own headers, in order.
+type Headers = Vec<(String, String)>;
+
+/// Reads a document that describes the endpoint with this public id. `current` are the headers it
+/// has, for values that are hidden.
+pub(super) fn read(
+    mut fields: Fields,
+    id: Uuid,
+    current: &Headers,
+    rules: &Rules<'_>,
+) -> Result<EndpointDraft, ApiError> {
+    fields.refuse_unsupported(NOT_YET);
+    let url = url(&mut fields, rules);
+    let description = fields
+        .short_text("description", MOST_DESCRIPTION)
+        .unwrap_or_default();
+    let event_types = patterns(&mut fields);
+    let channels = fields.texts("channels", usize::MAX).unwrap_or_default();
+    if let Some(detail) = wrong_channels(&channels) {
+        fields.wrong("channels", detail);
+    }
+    let enabled = fields.bool("enabled").unwrap_or(true);
+    let settings = settings(&mut fields, rules);
+    let headers = headers(&mut fields, current);
+    let metadata = metadata(&mut fields);
+    fields.finish()?;
+    Ok(EndpointDraft {
+        state: if enabled {
+            EndpointState::Enabled
+        } else {
+            EndpointState::Disabled
+        },
+        url,
+        description,
+        event_types,
+        channels,
+        settings,
+        sealed_headers: seal_headers(&headers, id, rules.keys),
+        metadata,
+    })
+}
+
+/// The current document, with a merge patch applied (RFC 7396).
+pub(super) fn merged(current: &Endpoint, headers: &Headers, patch: Map<String, Value>) -> Fields {
+    let mut document = writable(&current.draft, hidden(headers));
+    merge(&mut document, patch);
+    Fields::from_map(document)
+}
+
+/// The endpoint as clients see it.
+pub(super) fn shown(endpoint: &Endpoint, headers: Option<&Headers>) -> Value {
+    let headers = headers.map_or(Value::Null, hidden);
+    let mut document = Map::new();
+    document.insert("id".to_owned(), json!(EndpointId(endpoint.id)));
+    document.append(&mut writable(&endpoint.draft, headers));
+    document.insert("created_at".to_owned(), instant(endpoint.created_at));
+    document.insert("updated_at".to_owned(), instant(endpoint.updated_at));
+    Value::Object(document)
+}
+
+/// An endpoint's own headers; `None` when they cannot be opened with the keys at hand.
+pub(super) fn open_headers(endpoint: &Endpoint, keys: &MasterKeys) -> Option<Headers> {
+    let Some(sealed) = &endpoint.draft.sealed_headers else {
+        return Some(Vec::new());
+    };
+    let opened = keys
+        .open(sealed, &format!("headers:{}", endpoint.id))
+        .map_err(|error| tracing::error!(%error, endpoint.id = %EndpointId(endpoint.id), "headers cannot be opened"))
+        .ok()?;
+    serde_json::from_slice(&opened).ok()
+}
+
+fn seal_headers(headers: &Headers, id: Uuid, keys: &MasterKeys) -> Option<Vec<u8>> {
+    if headers.is_empty() {
+        return None;
+    }
+    let text = serde_json::to_vec(headers).ok()?;
+    Some(keys.seal(&text, &format!("headers:{id}")))
+}
+
+fn hidden(headers: &Headers) -> Value {
+    headers
+        .iter()
+        .map(|(name, _)| (name.clone(), json!(HIDDEN)))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+fn instant(at: time::OffsetDateTime) -> Value {
+    json!(at.format(&Rfc3339).unwrap_or_default())
+}
+
+/// The fields that clients may write, with their values.
+fn writable(draft: &EndpointDraft, headers: Value) -> Map<String, Value> {
+    let settings = &draft.settings;
+    let fields = [
+        ("url", json!(draft.url)),
+        ("description", json!(draft.description)),
+        ("event_types", json!(draft.event_types)),
+        ("channels", json!(draft.channels)),
+        ("enabled", json!(draft.state == EndpointState::Enabled)),
+        ("headers", headers),
+        ("timeout_ms", json!(settings.timeout_ms)),
+        ("max_attempts", json!(settings.max_attempts)),
+        ("backoff", json!(settings.backoff)),
+        ("max_in_flight", json!(settings.max_in_flight)),
+        ("max_age_seconds", json!(settings.max_age_seconds)),
+        ("max_pending", json!(settings.max_pending)),
+        ("metadata", draft.metadata.clone()),
+    ];
+    fields
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+fn merge(target: &mut Map<String, Value>, patch: Map<String, Value>) {
+    for (name, value) in patch {
+        match (value, target.get_mut(&name)) {
+            (Value::Null, _) => {
+                target.remove(&name);
+            }
+            (Value::Object(inner), Some(Value::Object(existing))) => merge(existing, inner),
+            (Value::Object(inner), _) => {
+                let mut fresh = Map::new();
+                merge(&mut fresh, inner);
+                target.insert(name, Value::Object(fresh));
+            }
+            (other, _) => {
+                target.insert(name, other);
+            }
+        }
+    }
+}
+
+fn url(fields: &mut Fields, rules: &Rules<'_>) -> String {
+    let Some(text) = fields.text("url") else {
+        // A wrong type has been noted; an absent one has not.
+        fields.required("url");
+        return String::new();
+    };
+    let parsed = match parse_endpoint_url(&text, rules.https_only) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            fields.wrong("url", error.to_string());
+            return String::new();
+        }
+    };
+    if let Err(reason) = vet_literal(&parsed, rules.address) {
+        fields.wrong("url", reason.to_string());
+    }
+    parsed.into()
+}
+
+fn patterns(fields: &mut Fields) -> Vec<String> {
+    let patterns = fields
+        .texts("event_types", MOST_PATTERNS)
+        .unwrap_or_default();
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    for pattern in &patterns {
+        let stem = pattern.strip_suffix(".*").unwrap_or(pattern);
+        if stem.is_empty() || pattern.len() > 128 || !stem.bytes().all(legal) {
+            fields.wrong(
+                "event_types",
+                "each is an event type (1 to 128 of a-z A-Z 0-9 . _ -) or a prefix like `order.*`",
+            );
+            break;
+        }
+    }
+    patterns
+}
+
+fn settings(fields: &mut Fields, rules: &Rules<'_>) -> EndpointSettings {
+    let default = EndpointSettings::default();
+    let small = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
+    EndpointSettings {
+        timeout_ms: fields
+            .number("timeout_ms", 100, rules.longest_timeout_ms)
+            .unwrap_or(default.timeout_ms),
+        max_attempts: fields
+            .number("max_attempts", 1, 100)
+            .map_or(default.max_attempts, small),
+        backoff: backoff(fields).unwrap_or(default.backoff),
+        max_in_flight: fields
+            .number("max_in_flight", 1, 1_000)
+            .map_or(default.max_in_flight, small),
+        max_age_seconds: fields
+            .number("max_age_seconds", 60, rules.longest_age_seconds)
+            .unwrap_or(default.max_age_seconds),
+        max_pending: fields
+            .number("max_pending", 1, 1_000_000)
+            .unwrap_or(default.max_pending),
+    }
+}
+
+fn backoff(fields: &mut Fields) -> Option<Backoff> {
+    let default = EndpointSettings::default().backoff;
+    fields.nested("backoff", |inner| {
+        let base_seconds = inner
+            .number("base_seconds", 1, 3_600)
+            .unwrap_or(default.base_seconds);
+        let max_seconds = inner
+            .number("max_seconds", 1, 86_400)
+            .unwrap_or(default.max_seconds.max(base_seconds));
+        if max_seconds < base_seconds {
+            inner.wrong("max_seconds", "must not be smaller than base_seconds");
+        }
+        Backoff {
+            base_seconds,
+            max_seconds,
+        }
+    })
+}
+
+fn headers(fields: &mut Fields, current: &Headers) -> Headers {
+    let Some(given) = fields.object("headers") else {
+        return Vec::new();
+    };
+    if given.len() > MOST_HEADERS {
+        fields.wrong(
+            "headers",
+            format!("must have at most {MOST_HEADERS} entries"),
+        );
+    }
+    let mut headers = Vec::with_capacity(given.len());
+    for (name, value) in given {
+        match header_value(&name, &value, current) {
+            Ok(value) => headers.push((name, value)),
+            Err(detail) => fields.wrong("headers", format!("`{name}` {detail}")),
+        }
+    }
+    headers
+}
+
+fn header_value(name: &str, value: &Value, current: &Headers) -> Result<String, String> {
+    let lower = name.to_ascii_lowercase();
+    if actix_web::http::header::HeaderName::from_bytes(name.as_bytes()).is_err() {
+        return Err("is not a legal header name".to_owned());
+    }
+    if RESERVED_HEADERS.contains(&lower.as_str())
+        || RESERVED_PREFIXES
+            .iter()
+            .any(|prefix| lower.starts_with(prefix))
+    {
+        return Err("is set by Postrider or by the connection".to_owned());
+    }
+    let Value::String(value) = value else {
+        return Err("must have a string as its value".to_owned());
+    };
+    if value == HIDDEN {
+        return current
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.clone())
+            .ok_or_else(|| format!("has no value yet that `{HIDDEN}` could stand for"));
+    }
+    let legal = |byte: u8| byte == b'\t' || (b' '..=b'~').contains(&byte);
+    if value.len() > MOST_HEADER_BYTES || !value.bytes().all(legal) {
+        return Err(format!(
+            "must have at most {MOST_HEADER_BYTES} printable ASCII characters as its value"
+        ));
+    }
+    Ok(value.clone())
+}
+
+fn metadata(fields: &mut Fields) -> Value {
+    let map = fields.object("metadata").unwrap_or_default();
+    let value = Value::Object(map);
+    let text = value.to_string();
+    if text.len() > MOST_METADATA_BYTES {
+        let detail = format!("must have at most {MOST_METADATA_BYTES} bytes");
+        fields.wrong("metadata", detail);
+    }
+    if text.contains("\\u0000") {
+        fields.wrong("metadata", "must not contain U+0000");
+    }
+    value
+}

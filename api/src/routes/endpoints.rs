@@ -1,0 +1,221 @@
+//! Endpoints: create, read, list, change, delete, enable, disable.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use actix_web::http::StatusCode;
+use actix_web::web::Payload;
+use actix_web::{HttpRequest, HttpResponse};
+use serde_json::{Map, Value, json};
+use shared::domain::endpoint::EndpointState;
+use shared::ids::{EndpointId, SLOT_COUNT, Slot, TenantKey, new_v7};
+use shared::policy::signing::Secret;
+use shared::runtime::jitter;
+use shared::store::endpoints::{self as store, Endpoint, EndpointDraft};
+use shared::store::notify;
+use uuid::Uuid;
+
+use super::endpoint_document::{self as document, Rules};
+use super::{App, State, json as reply, path_id, refuse_idempotency_key};
+use crate::auth::Scope;
+use crate::json::{self, Fields};
+use crate::paging::Query;
+use crate::problem::{ApiError, Kind};
+
+/// Hands out slots in turn, from a random one: endpoints made by one process spread evenly.
+#[derive(Debug)]
+pub(crate) struct NextSlot(AtomicU32);
+
+impl NextSlot {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU32::new(
+            u32::try_from(jitter::below(SLOT_COUNT.unsigned_abs().into())).unwrap_or(0),
+        ))
+    }
+
+    fn take(&self) -> Slot {
+        let next = self.0.fetch_add(1, Ordering::Relaxed) % u32::from(SLOT_COUNT.unsigned_abs());
+        Slot(i16::try_from(next).unwrap_or(0))
+    }
+}
+
+fn rules(state: &State) -> Rules<'_> {
+    let days_kept = state.config.events_retention;
+    Rules {
+        address: &state.config.address_rules,
+        https_only: state.config.https_only,
+        longest_timeout_ms: u32::try_from(state.config.longest_timeout.as_millis())
+            .unwrap_or(u32::MAX),
+        longest_age_seconds: u32::try_from(days_kept.as_secs().saturating_sub(2 * 86_400))
+            .unwrap_or(u32::MAX),
+        keys: &state.config.master_keys,
+    }
+}
+
+fn shown(state: &State, endpoint: &Endpoint) -> Value {
+    let headers = document::open_headers(endpoint, &state.config.master_keys);
+    document::shown(endpoint, headers.as_ref())
+}
+
+/// `POST /v1/endpoints`: the only reply that holds the secret.
+pub(super) async fn create(
+    app: App,
+    request: HttpRequest,
+    payload: Payload,
+) -> Result<HttpResponse, ApiError> {
+    let tenant = app
+        .auth
+        .tenant(&request, Scope::EndpointsWrite)
+        .await?
+        .tenant;
+    refuse_idempotency_key(&request)?;
+    let body = json::read(&request, payload, json::MOST_BYTES).await?;
+    let id = new_v7(app.clock.now());
+    let draft = document::read(Fields::parse(&body)?, id, &Vec::new(), &rules(&app))?;
+    let secret = Secret::generate(jitter::bytes());
+    let sealed = app
+        .config
+        .master_keys
+        .seal(secret.as_bytes(), &format!("secret:{id}"));
+
+    let mut client = app.client().await?;
+    let transaction = client.transaction().await?;
+    let made = store::create(
+        &transaction,
+        tenant,
+        id,
+        app.slots.take(),
+        (&draft, &sealed),
+    )
+    .await?;
+    let Some(endpoint) = made else {
+        let detail = format!("a tenant has at most {} endpoints", store::MAX_ENDPOINTS);
+        return Err(ApiError::new(Kind::LimitReached, detail));
+    };
+    transaction.commit().await?;
+
+    let mut document = shown(&app, &endpoint);
+    if let Some(map) = document.as_object_mut() {
+        map.insert("secret".to_owned(), json!(secret.reveal()));
+    }
+    reply(StatusCode::CREATED, &document)
+}
+
+/// `GET /v1/endpoints`
+pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
+    let client = app.client().await?;
+    let rows = store::list(&**client, tenant, page.before, page.fetch()).await?;
+    drop(client);
+    let list = page.reply(rows, |row| row.id, |row| shown(&app, &row));
+    reply(StatusCode::OK, &list)
+}
+
+/// `GET /v1/endpoints/{id}`
+pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let id: EndpointId = path_id(&request, "id")?;
+    let client = app.client().await?;
+    let found = store::find(&**client, tenant, id.0).await?;
+    let endpoint = found.ok_or_else(missing)?;
+    reply(StatusCode::OK, &shown(&app, &endpoint))
+}
+
+/// `PATCH /v1/endpoints/{id}`: JSON merge patch; `null` resets to the default.
+pub(super) async fn change(
+    app: App,
+    request: HttpRequest,
+    payload: Payload,
+) -> Result<HttpResponse, ApiError> {
+    let tenant = app
+        .auth
+        .tenant(&request, Scope::EndpointsWrite)
+        .await?
+        .tenant;
+    let id: EndpointId = path_id(&request, "id")?;
+    let body = json::read(&request, payload, json::MOST_BYTES).await?;
+    let patch = patch(&body)?;
+    let endpoint = update(&app, tenant, id.0, |current| {
+        let headers =
+            document::open_headers(current, &app.config.master_keys).ok_or_else(|| {
+                ApiError::new(Kind::Internal, "the endpoint's headers cannot be opened")
+            })?;
+        let fields = document::merged(current, &headers, patch);
+        document::read(fields, current.id, &headers, &rules(&app))
+    })
+    .await?;
+    reply(StatusCode::OK, &shown(&app, &endpoint))
+}
+
+/// `DELETE /v1/endpoints/{id}`: no attempt starts later than two seconds after the reply.
+pub(super) async fn delete(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    set_state(&app, &request, EndpointState::Deleted).await?;
+    Ok(HttpResponse::NoContent().finish())
+}
+
+/// `POST /v1/endpoints/{id}/enable`: sends nothing by itself.
+pub(super) async fn enable(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let endpoint = set_state(&app, &request, EndpointState::Enabled).await?;
+    reply(StatusCode::OK, &shown(&app, &endpoint))
+}
+
+/// `POST /v1/endpoints/{id}/disable`: what is pending becomes `skipped`.
+pub(super) async fn disable(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let endpoint = set_state(&app, &request, EndpointState::Disabled).await?;
+    reply(StatusCode::OK, &shown(&app, &endpoint))
+}
+
+async fn set_state(
+    app: &App,
+    request: &HttpRequest,
+    state: EndpointState,
+) -> Result<Endpoint, ApiError> {
+    let tenant = app
+        .auth
+        .tenant(request, Scope::EndpointsWrite)
+        .await?
+        .tenant;
+    let id: EndpointId = path_id(request, "id")?;
+    refuse_idempotency_key(request)?;
+    update(app, tenant, id.0, |current| {
+        Ok(EndpointDraft {
+            state,
+            ..current.draft.clone()
+        })
+    })
+    .await
+}
+
+/// Changes an endpoint in one transaction.
+async fn update(
+    app: &App,
+    tenant: TenantKey,
+    id: Uuid,
+    change: impl FnOnce(&Endpoint) -> Result<EndpointDraft, ApiError>,
+) -> Result<Endpoint, ApiError> {
+    let mut client = app.client().await?;
+    let transaction = client.transaction().await?;
+    let current = store::find_for_update(&transaction, tenant, id)
+        .await?
+        .ok_or_else(missing)?;
+    let draft = change(&current)?;
+    let endpoint = store::update(&transaction, tenant, &current, &draft).await?;
+    transaction.commit().await?;
+    notify::commands(&**client).await;
+    Ok(endpoint)
+}
+
+fn patch(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(patch)) => Ok(patch),
+        Ok(_) => Err(ApiError::new(
+            Kind::InvalidFields,
+            "a merge patch is a JSON object",
+        )),
+        Err(error) => Err(json::malformed(&error)),
+    }
+}
+
+fn missing() -> ApiError {
+    ApiError::not_found("endpoint")
+}

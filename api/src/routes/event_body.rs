@@ -1,0 +1,190 @@
+//! The body of `POST /v1/events`: one pass on the way in, and a second, slow one that explains what
+//! was wrong with a body that did not pass.
+//!
+//! # Invariants
+//! - P1: the payload's bytes are a slice of the body that came in; nothing is parsed and printed again.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use shared::ids::TenantKey;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::ingest::NewEvent;
+use crate::json::{depth, malformed};
+use crate::problem::{ApiError, FieldError, Kind};
+
+/// The deepest nesting of a payload: deeper ones overflow the stacks of the receivers' parsers.
+const MOST_DEPTH: usize = 128;
+/// The longest event type and channel, in bytes.
+const MOST_NAME: usize = 128;
+/// The most channels of one event.
+const MOST_CHANNELS: usize = 32;
+/// What the fields around the payload may take of a body.
+pub(crate) const ENVELOPE: usize = 64 << 10;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body<'a> {
+    #[serde(borrow, rename = "type")]
+    event_type: Cow<'a, str>,
+    #[serde(borrow)]
+    payload: &'a RawValue,
+    #[serde(default)]
+    channels: Option<Vec<String>>,
+    #[serde(default)]
+    deliver_before: Option<String>,
+}
+
+/// Reads and checks an event. `most_bytes` is the operator's limit on a payload, `now` the
+/// database's time.
+pub(crate) fn parse(
+    body: &Bytes,
+    tenant: TenantKey,
+    most_bytes: usize,
+    now: OffsetDateTime,
+) -> Result<NewEvent, ApiError> {
+    let parsed: Body<'_> = serde_json::from_slice(body).map_err(|error| explain(body, &error))?;
+    let payload = parsed.payload.get().as_bytes();
+    if payload.len() > most_bytes {
+        let detail = format!(
+            "the payload has {} bytes; at most {most_bytes} are allowed",
+            payload.len()
+        );
+        return Err(ApiError::new(Kind::PayloadTooLarge, detail));
+    }
+    let mut errors = Vec::new();
+    let mut check = |pointer: &str, problem: Option<String>| {
+        if let Some(detail) = problem {
+            errors.push(FieldError {
+                pointer: pointer.to_owned(),
+                detail,
+            });
+        }
+    };
+    let channels = parsed.channels.unwrap_or_default();
+    check("/type", wrong_type(&parsed.event_type));
+    check("/payload", too_deep(payload));
+    check("/channels", wrong_channels(&channels));
+    let deliver_before = match parsed.deliver_before.as_deref().map(instant).transpose() {
+        Ok(at) if at.is_some_and(|at| at <= now) => {
+            check("/deliver_before", Some("must be in the future".to_owned()));
+            at
+        }
+        Ok(at) => at,
+        Err(detail) => {
+            check("/deliver_before", Some(detail));
+            None
+        }
+    };
+    if !errors.is_empty() {
+        return Err(ApiError::fields(errors));
+    }
+    Ok(NewEvent {
+        tenant,
+        event_type: parsed.event_type.into(),
+        payload: body.slice_ref(payload),
+        channels,
+        deliver_before,
+    })
+}
+
+/// What is wrong with an event type, if anything.
+pub(crate) fn wrong_type(name: &str) -> Option<String> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    if name.is_empty() || name.len() > MOST_NAME || !name.bytes().all(legal) {
+        return Some(format!(
+            "must be 1 to {MOST_NAME} of the characters a-z A-Z 0-9 . _ -"
+        ));
+    }
+    name.starts_with("postrider.")
+        .then(|| "types that begin with `postrider.` are reserved".to_owned())
+}
+
+/// What is wrong with a list of channels, if anything.
+pub(crate) fn wrong_channels(channels: &[String]) -> Option<String> {
+    if channels.len() > MOST_CHANNELS {
+        return Some(format!("must have at most {MOST_CHANNELS} entries"));
+    }
+    channels
+        .iter()
+        .any(|name| name.is_empty() || name.len() > MOST_NAME || name.chars().any(char::is_control))
+        .then(|| format!("each must have 1 to {MOST_NAME} bytes and no control characters"))
+}
+
+fn too_deep(payload: &[u8]) -> Option<String> {
+    let depth = depth(payload);
+    (depth > MOST_DEPTH).then(|| format!("is nested {depth} deep; at most {MOST_DEPTH} is allowed"))
+}
+
+fn instant(text: &str) -> Result<OffsetDateTime, String> {
+    OffsetDateTime::parse(text, &Rfc3339)
+        .map_err(|_error| "must be an RFC 3339 instant like 2026-01-31T12:00:00Z".to_owned())
+}
+
+/// Why a body is not an event: every field that is wrong, not only the first.
+fn explain(body: &[u8], error: &serde_json::Error) -> ApiError {
+    if !error.is_data() {
+        return malformed(error);
+    }
+    let fields: BTreeMap<String, &RawValue> = match serde_json::from_slice(body) {
+        Ok(fields) => fields,
+        Err(other) if other.is_data() => {
+            return ApiError::fields(vec![FieldError {
+                pointer: String::new(),
+                detail: "the body must be a JSON object".to_owned(),
+            }]);
+        }
+        Err(other) => return malformed(&other),
+    };
+    for name in ["external_id", "ordering_key"] {
+        if fields.contains_key(name) {
+            return ApiError::not_supported(&format!("/{name}"), &format!("`{name}`"));
+        }
+    }
+    let mut errors = Vec::new();
+    let mut wrong = |name: &str, detail: &str| {
+        errors.push(FieldError {
+            pointer: format!("/{}", name.replace('~', "~0").replace('/', "~1")),
+            detail: detail.to_owned(),
+        });
+    };
+    for required in ["type", "payload"] {
+        if !fields.contains_key(required) {
+            wrong(required, "is required");
+        }
+    }
+    for (name, raw) in &fields {
+        let value: Value = match name.as_str() {
+            "payload" => continue,
+            _ => serde_json::from_str(raw.get()).unwrap_or(Value::Null),
+        };
+        match (name.as_str(), value) {
+            ("type", Value::String(text)) => {
+                if let Some(detail) = wrong_type(&text) {
+                    wrong(name, &detail);
+                }
+            }
+            ("type", _) => wrong(name, "must be a string"),
+            ("deliver_before", Value::Null | Value::String(_)) => {}
+            ("deliver_before", _) => wrong(name, "must be an RFC 3339 instant"),
+            ("channels", Value::Null) => {}
+            ("channels", Value::Array(items)) if items.iter().all(Value::is_string) => {}
+            ("channels", _) => wrong(name, "must be a list of strings"),
+            _ => wrong(name, "is not a known field"),
+        }
+    }
+    if errors.is_empty() {
+        // Such as the same field twice.
+        errors.push(FieldError {
+            pointer: String::new(),
+            detail: error.to_string(),
+        });
+    }
+    ApiError::fields(errors)
+}

@@ -1,0 +1,120 @@
+//! Events: publish and read.
+
+use actix_web::http::{StatusCode, header};
+use actix_web::web::Payload;
+use actix_web::{HttpRequest, HttpResponse};
+use serde::{Serialize, Serializer};
+use shared::ids::{DeliveryId, EndpointId, EventId, created_at};
+use shared::runtime::clock::boot_time;
+use time::format_description::well_known::Rfc3339;
+
+use super::{App, event_body, refuse_idempotency_key};
+use crate::auth::Scope;
+use crate::ingest::{Accepted, Refusal};
+use crate::problem::{ApiError, Kind};
+use crate::{json, metrics};
+
+/// `POST /v1/events`: one event, durable when this answers 202 (D2).
+pub(super) async fn publish(
+    app: App,
+    request: HttpRequest,
+    payload: Payload,
+) -> Result<HttpResponse, ApiError> {
+    let started = boot_time();
+    let caller = app.auth.tenant(&request, Scope::EventsWrite).await?;
+    refuse_idempotency_key(&request)?;
+    let most = app.config.max_payload;
+    let body = json::read(&request, payload, most.saturating_add(event_body::ENVELOPE)).await?;
+    let event = event_body::parse(&body, caller.tenant, most, app.clock.now())?;
+    let event_type = event.event_type.clone();
+    let accepted = app.queue.submit(event).await.map_err(refused)?;
+    metrics::EVENTS_ACCEPTED.inc();
+    metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());
+    let mut reply = Vec::with_capacity(512);
+    let written = serde_json::to_writer(&mut reply, &Published::new(&accepted, &event_type));
+    if let Err(error) = written {
+        tracing::error!(%error, "a reply cannot be written");
+        return Err(ApiError::new(Kind::Internal, "the event was accepted"));
+    }
+    Ok(HttpResponse::build(StatusCode::ACCEPTED)
+        .insert_header((
+            header::CONTENT_TYPE,
+            header::HeaderValue::from_static("application/json"),
+        ))
+        .body(reply))
+}
+
+/// The body of a 202.
+#[derive(Serialize)]
+struct Published<'a> {
+    id: EventId,
+    external_id: Option<&'a str>,
+    #[serde(rename = "type")]
+    event_type: &'a str,
+    created_at: String,
+    delivery_count: usize,
+    #[serde(serialize_with = "deliveries")]
+    deliveries: &'a Accepted,
+}
+
+#[derive(Serialize)]
+struct Delivery {
+    id: DeliveryId,
+    endpoint_id: EndpointId,
+    status: &'static str,
+}
+
+impl<'a> Published<'a> {
+    fn new(accepted: &'a Accepted, event_type: &'a str) -> Self {
+        Self {
+            id: EventId(accepted.id),
+            external_id: None,
+            event_type,
+            created_at: created_at(accepted.id).format(&Rfc3339).unwrap_or_default(),
+            delivery_count: accepted.delivery_count,
+            deliveries: accepted,
+        }
+    }
+}
+
+fn deliveries<S: Serializer>(accepted: &&Accepted, out: S) -> Result<S::Ok, S::Error> {
+    out.collect_seq(accepted.deliveries.iter().map(|delivery| Delivery {
+        id: DeliveryId(delivery.id),
+        endpoint_id: EndpointId(delivery.endpoint),
+        status: delivery.status.name(),
+    }))
+}
+
+/// What a refusal of the writer says to the client.
+fn refused(refusal: Refusal) -> ApiError {
+    match refusal {
+        Refusal::QueueFull => ApiError::new(
+            Kind::Overloaded,
+            "more events wait to be stored than may wait; nothing was stored",
+        ),
+        Refusal::Late => ApiError::new(
+            Kind::Unavailable,
+            "the database did not confirm the event in time; it may or may not be delivered",
+        ),
+        Refusal::FanOut(count) => ApiError::new(
+            Kind::LimitReached,
+            format!(
+                "the event would go to {count} endpoints; at most {} are allowed",
+                crate::ingest::MOST_FAN_OUT
+            ),
+        ),
+        Refusal::Types => ApiError::new(
+            Kind::LimitReached,
+            format!(
+                "the tenant has used {} event types, which is the limit",
+                shared::store::ingest::MAX_TYPES
+            ),
+        ),
+        Refusal::Restless => ApiError::new(
+            Kind::Overloaded,
+            "the endpoints change faster than they can be read; nothing was stored",
+        ),
+        Refusal::NotStorable => ApiError::new(Kind::NotStorable, "the database refuses this event"),
+        Refusal::Internal => ApiError::new(Kind::Internal, "the cause is in the log of the server"),
+    }
+}

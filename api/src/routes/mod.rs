@@ -1,0 +1,138 @@
+//! All routes, in one table, and what they share.
+
+mod admin;
+mod endpoint_document;
+mod endpoints;
+mod event_body;
+mod events;
+mod health;
+
+use std::sync::Arc;
+
+use actix_web::http::{StatusCode, header};
+use actix_web::web::{self, ServiceConfig};
+use actix_web::{HttpRequest, HttpResponse, Resource};
+use deadpool_postgres::Pool;
+use serde::Serialize;
+use shared::runtime::clock::DatabaseClock;
+use shared::store::StoreError;
+
+use crate::auth::Auth;
+use crate::config::Config;
+use crate::ingest::Queue;
+use crate::problem::{ApiError, Kind};
+
+/// What every handler can reach.
+pub(crate) struct State {
+    pub(crate) config: Config,
+    pub(crate) pool: Pool,
+    pub(crate) auth: Arc<Auth>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) clock: Arc<DatabaseClock>,
+    pub(crate) health: Arc<crate::health::Health>,
+    pub(crate) slots: endpoints::NextSlot,
+}
+
+pub(crate) use endpoints::NextSlot;
+
+impl State {
+    /// A connection of the pool. Give it back before anything but the database is waited for.
+    async fn client(&self) -> Result<deadpool_postgres::Client, ApiError> {
+        Ok(self.pool.get().await.map_err(StoreError::from)?)
+    }
+}
+
+/// Handlers take the request apart themselves: every refusal is a problem of ours.
+type App = web::Data<State>;
+
+/// Every path there is.
+pub(crate) fn configure(app: &mut ServiceConfig) {
+    app.service(path("/v1/events", "GET, POST").route(web::post().to(events::publish)))
+        .service(
+            path("/v1/endpoints", "GET, POST")
+                .route(web::get().to(endpoints::list))
+                .route(web::post().to(endpoints::create)),
+        )
+        .service(
+            path("/v1/endpoints/{id}", "GET, PATCH, DELETE")
+                .route(web::get().to(endpoints::show))
+                .route(web::patch().to(endpoints::change))
+                .route(web::delete().to(endpoints::delete)),
+        )
+        .service(path("/v1/endpoints/{id}/enable", "POST").route(web::post().to(endpoints::enable)))
+        .service(
+            path("/v1/endpoints/{id}/disable", "POST").route(web::post().to(endpoints::disable)),
+        )
+        .service(
+            path("/v1/tenants", "GET, POST")
+                .route(web::get().to(admin::own_tenants))
+                .route(web::post().to(admin::create_own_tenant)),
+        )
+        .service(
+            path("/v1/admin/organizations", "GET, POST")
+                .route(web::get().to(admin::organizations))
+                .route(web::post().to(admin::create_organization)),
+        )
+        .service(
+            path("/v1/admin/tenants", "GET, POST")
+                .route(web::get().to(admin::tenants))
+                .route(web::post().to(admin::create_tenant)),
+        )
+        .service(
+            path("/v1/admin/{owner}/{id}/keys", "GET, POST")
+                .route(web::get().to(admin::keys))
+                .route(web::post().to(admin::create_key)),
+        )
+        .service(
+            path("/v1/admin/{owner}/{id}/keys/{key}", "DELETE")
+                .route(web::delete().to(admin::revoke_key)),
+        )
+        .service(path("/health/live", "GET").route(web::get().to(health::live)))
+        .service(path("/health/ready", "GET").route(web::get().to(health::ready)))
+        .default_service(web::route().to(nothing_here));
+}
+
+/// A path that answers other methods with 405 and what it does allow.
+fn path(pattern: &str, allow: &'static str) -> Resource {
+    web::resource(pattern).default_service(
+        web::route()
+            .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
+    )
+}
+
+async fn nothing_here() -> Result<HttpResponse, ApiError> {
+    Err(ApiError::new(
+        Kind::NotFound,
+        "this path does not exist; the API is below /v1",
+    ))
+}
+
+/// A JSON reply.
+fn json<T: Serialize>(status: StatusCode, body: &T) -> Result<HttpResponse, ApiError> {
+    let body = serde_json::to_vec(body).map_err(|error| {
+        tracing::error!(%error, "a reply cannot be written");
+        ApiError::new(Kind::Internal, "the cause is in the log of the server")
+    })?;
+    Ok(HttpResponse::build(status)
+        .insert_header((header::CONTENT_TYPE, "application/json"))
+        .body(body))
+}
+
+/// An id in the path. One that is malformed does not exist, but the client is told which it is.
+fn path_id<T>(request: &HttpRequest, name: &str) -> Result<T, ApiError>
+where
+    T: std::str::FromStr,
+    T::Err: std::fmt::Display,
+{
+    let text = request.match_info().get(name).unwrap_or_default();
+    text.parse()
+        .map_err(|error: T::Err| ApiError::new(Kind::InvalidParameter, error.to_string()))
+}
+
+/// Refuses what this version would otherwise silently ignore.
+fn refuse_idempotency_key(request: &HttpRequest) -> Result<(), ApiError> {
+    if request.headers().contains_key("Idempotency-Key") {
+        return Err(ApiError::not_supported("", "the header `Idempotency-Key`"));
+    }
+    Ok(())
+}

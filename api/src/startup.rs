@@ -1,0 +1,227 @@
+//! Wires the parts and lists the tasks.
+//!
+//! Order at shutdown: the HTTP server stops taking requests and answers those under way, which needs
+//! the writers; then the writers and all else end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use actix_web::dev::{Server, ServerHandle};
+use actix_web::middleware::from_fn;
+use actix_web::{App, HttpServer, web};
+use anyhow::Context as _;
+use shared::runtime::clock::DatabaseClock;
+use shared::runtime::telemetry::MetricsServer;
+use shared::runtime::{Supervisor, spawn_driver};
+use shared::store::migrate::check_version;
+use shared::store::{Database, Role};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::auth::Auth;
+use crate::config::Config;
+use crate::health::Health;
+use crate::ingest::{Queue, hints, writer};
+use crate::routes::{NextSlot, State};
+use crate::{metrics, request_id, routes};
+
+/// Threads that parse requests. Two: one of them may be busy with a large body.
+const HTTP_WORKERS: usize = 2;
+/// How long an idle connection is kept: longer than the idle timeout of usual load balancers (60 s),
+/// or they would send into a connection that is being closed.
+const KEEP_ALIVE: Duration = Duration::from_secs(75);
+/// How long a request's head may take.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait for a connection of the pool.
+const POOL_WAIT: Duration = Duration::from_secs(3);
+/// How often it is noted which keys were used.
+const NOTE_USED: Duration = Duration::from_secs(60);
+/// How often the pool is measured.
+const OBSERVE_POOL: Duration = Duration::from_secs(5);
+/// What the background tasks get to end, after the last request.
+const TASK_GRACE: Duration = Duration::from_secs(5);
+
+/// An API process that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// Where the API listens.
+    pub addr: SocketAddr,
+    /// Where metrics and health are.
+    pub metrics_addr: SocketAddr,
+    ended: JoinHandle<Result<(), String>>,
+}
+
+impl Running {
+    /// Waits until it ended: after the shutdown that was asked for, or because a part gave up.
+    ///
+    /// # Errors
+    /// Which part gave up, or did not end in time.
+    pub async fn finished(self) -> Result<(), String> {
+        match self.ended.await {
+            Ok(result) => result,
+            Err(error) => Err(format!("the API's main task failed: {error}")),
+        }
+    }
+}
+
+/// Starts the API; `shutdown` ends it in order.
+///
+/// # Errors
+/// When the database cannot be reached or has another schema, or an address is taken.
+pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Result<Running> {
+    check_version(&config.database)
+        .await
+        .context("the database of DATABASE_URL cannot be used")?;
+    metrics::register_all();
+    let database = config.database.clone();
+    let pool = database.pool(Role::Api, config.connections, POOL_WAIT)?;
+    let clock = Arc::new(DatabaseClock::new());
+    let mut queue = Queue::new(config.deadline);
+    if let Some(most) = config.most_waiting {
+        queue = queue.with_most_waiting(most);
+    }
+    let queue = Arc::new(queue);
+    let (hints, arriving) = hints::Hints::channel();
+    let writers = Arc::new(writer::Shared {
+        database: database.clone(),
+        queue: Arc::clone(&queue),
+        clock: Arc::clone(&clock),
+        hints,
+        connected: AtomicBool::new(false),
+    });
+    let health = Health::new(
+        pool.clone(),
+        database.clone(),
+        Arc::clone(&clock),
+        Arc::clone(&writers),
+    );
+    let state = web::Data::new(State {
+        auth: Auth::new(pool.clone(), config.admin_token.clone()),
+        slots: NextSlot::new(),
+        pool,
+        queue,
+        clock,
+        health,
+        config,
+    });
+
+    let (server, addr) = serve(&state)?;
+    let metrics_server = MetricsServer::bind(state.config.metrics_addr).await?;
+    let metrics_addr = metrics_server.addr();
+    // Not `shutdown`: requests under way still need the writers when it comes.
+    let last = CancellationToken::new();
+    let mut tasks = Supervisor::new(last.clone());
+    start_writers(&mut tasks, &state, &writers);
+    start_hints(&mut tasks, database, arriving);
+    start_observers(&mut tasks, &state);
+    let ready = Arc::clone(&state.health);
+    drop(spawn_driver(metrics_server.run(
+        move || std::future::ready(ready.ready()),
+        last.clone(),
+    )));
+    tracing::info!(%addr, metrics = %metrics_addr, "the API listens");
+    let handle = server.handle();
+    let ended = spawn_driver(run(server, handle, tasks, shutdown, last));
+    Ok(Running {
+        addr,
+        metrics_addr,
+        ended,
+    })
+}
+
+fn serve(state: &web::Data<State>) -> anyhow::Result<(Server, SocketAddr)> {
+    let for_workers = state.clone();
+    let addr = state.config.addr;
+    let server = HttpServer::new(move || {
+        App::new()
+            .app_data(for_workers.clone())
+            .wrap(from_fn(request_id::tag))
+            .configure(routes::configure)
+    })
+    .workers(HTTP_WORKERS)
+    .keep_alive(KEEP_ALIVE)
+    .client_request_timeout(HEAD_TIMEOUT)
+    .shutdown_timeout(state.config.drain.as_secs())
+    .disable_signals()
+    .bind(addr)
+    .with_context(|| format!("the address {addr} (POSTRIDER_API_ADDR) cannot be used"))?;
+    let addr = server.addrs().first().copied().unwrap_or(addr);
+    Ok((server.run(), addr))
+}
+
+/// Runs until shutdown or until a part gives up; then stops in order.
+async fn run(
+    server: Server,
+    handle: ServerHandle,
+    tasks: Supervisor,
+    shutdown: CancellationToken,
+    last: CancellationToken,
+) -> Result<(), String> {
+    let mut server = spawn_driver(server);
+    let mut tasks = spawn_driver(tasks.run(TASK_GRACE));
+    let early = tokio::select! {
+        () = shutdown.cancelled() => None,
+        ended = &mut server => Some(Err(format!("the HTTP server ended by itself: {ended:?}"))),
+        ended = &mut tasks => Some(ended.unwrap_or_else(|error| Err(error.to_string()))),
+    };
+    handle.stop(true).await;
+    last.cancel();
+    match early {
+        Some(result) => result,
+        None => tasks.await.unwrap_or_else(|error| Err(error.to_string())),
+    }
+}
+
+fn start_writers(tasks: &mut Supervisor, state: &State, writers: &Arc<writer::Shared>) {
+    for _ in 0..state.config.writers {
+        let shared = Arc::clone(writers);
+        tasks.start("writer", move |stop| writer::run(Arc::clone(&shared), stop));
+    }
+}
+
+fn start_hints(
+    tasks: &mut Supervisor,
+    database: Database,
+    arriving: tokio::sync::mpsc::Receiver<hints::Places>,
+) {
+    let arriving = Arc::new(tokio::sync::Mutex::new(arriving));
+    tasks.start("hints", move |stop| {
+        let (database, arriving) = (database.clone(), Arc::clone(&arriving));
+        async move { hints::run(&database, &mut *arriving.lock().await, &stop).await }
+    });
+}
+
+fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>) {
+    let health = Arc::clone(&state.health);
+    tasks.start("health", move |stop| {
+        let health = Arc::clone(&health);
+        async move { health.run(stop).await }
+    });
+    let auth = Arc::clone(&state.auth);
+    tasks.start("key use", move |stop| {
+        let auth = Arc::clone(&auth);
+        every(NOTE_USED, stop, async move || {
+            if let Err(error) = auth.note_used().await {
+                tracing::debug!(%error, "it was not noted which keys were used");
+            }
+        })
+    });
+    let pool = state.pool.clone();
+    tasks.start("pool metrics", move |stop| {
+        let pool = pool.clone();
+        every(OBSERVE_POOL, stop, async move || {
+            metrics::observe_pool(&pool)
+        })
+    });
+}
+
+async fn every(interval: Duration, stop: CancellationToken, mut act: impl AsyncFnMut()) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(interval) => act().await,
+            () = stop.cancelled() => return,
+        }
+    }
+}

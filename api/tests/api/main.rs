@@ -1,0 +1,11 @@
+//! The API from outside: real HTTP, real PostgreSQL.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests; a test that cannot go on must fail"
+)]
+
+mod app;
+mod ingest;

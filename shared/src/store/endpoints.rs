@@ -1,0 +1,268 @@
+//! Endpoints as the API changes and shows them.
+//!
+//! Not here: how ingest ([`super::ingest`]) and workers read them.
+//!
+//! # Invariants
+//! - Every change raises `tenants.config_version` in its own transaction (exact fan-out) and leaves
+//!   a command for the slot's owner. Rows are locked in the order endpoint, tenant.
+//! - S3: every statement names the tenant; an endpoint of another one is not found.
+//! - S2: secrets and header values come in and go out sealed.
+
+use serde_json::Value;
+use time::OffsetDateTime;
+use tokio_postgres::types::Json;
+use tokio_postgres::{GenericClient, Transaction};
+use uuid::Uuid;
+
+use super::StoreError;
+use crate::domain::endpoint::{EndpointSettings, EndpointState};
+use crate::ids::{EndpointKey, Slot, TenantKey};
+
+/// The most endpoints of one tenant that are not deleted.
+pub const MAX_ENDPOINTS: i64 = 10_000;
+
+/// The verb of a command that makes the slot's owner read the endpoint again.
+const RELOAD: i16 = 1;
+
+/// Nothing is inserted at the limit; parallel requests may exceed it by their number.
+const CREATE: &str = "
+INSERT INTO endpoints (public_id, tenant_id, slot, state, url, description, event_types, channels, settings, sealed_headers, metadata)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11
+WHERE (SELECT count(*) FROM endpoints e WHERE e.tenant_id = $2 AND e.state <> 3) < $12
+RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at";
+
+const ADD_SECRET: &str = "INSERT INTO endpoint_secrets (endpoint_id, sealed) VALUES ($1, $2)";
+
+/// Locks the tenant's row for the rest of the transaction.
+const RAISE_VERSION: &str = "UPDATE tenants SET config_version = config_version + 1 WHERE id = $1";
+
+const COMMAND: &str =
+    "INSERT INTO commands (slot, tenant_id, endpoint_id, verb) VALUES ($1, $2, $3, $4)";
+
+/// Uses `endpoints_public_id_key`.
+const FIND: &str = "
+SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at
+FROM endpoints WHERE public_id = $1 AND tenant_id = $2 AND state <> 3";
+
+/// The same; locks the row.
+const FIND_FOR_UPDATE: &str = "
+SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at
+FROM endpoints WHERE public_id = $1 AND tenant_id = $2 AND state <> 3 FOR UPDATE";
+
+/// Newest first, after the endpoint with the public id $2. Uses `endpoints_tenant`.
+const LIST: &str = "
+SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at
+FROM endpoints
+WHERE tenant_id = $1 AND state <> 3
+  AND ($2::uuid IS NULL OR id < (SELECT c.id FROM endpoints c WHERE c.public_id = $2 AND c.tenant_id = $1))
+ORDER BY id DESC LIMIT $3";
+
+const UPDATE: &str = "
+UPDATE endpoints SET version = version + 1, updated_at = now(), state = $2, state_reason = $3, url = $4, description = $5,
+  event_types = $6, channels = $7, settings = $8, sealed_headers = $9, metadata = $10
+WHERE id = $1
+RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at";
+
+/// Every statement here, for the test that prepares them.
+pub const STATEMENTS: &[(&str, &str)] = &[
+    ("endpoints.create", CREATE),
+    ("endpoints.add_secret", ADD_SECRET),
+    ("endpoints.raise_version", RAISE_VERSION),
+    ("endpoints.command", COMMAND),
+    ("endpoints.find", FIND),
+    ("endpoints.find_for_update", FIND_FOR_UPDATE),
+    ("endpoints.list", LIST),
+    ("endpoints.update", UPDATE),
+];
+
+/// What can be changed of an endpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EndpointDraft {
+    /// Whether it takes deliveries.
+    pub state: EndpointState,
+    /// Where to, as parsed by `policy::address`.
+    pub url: String,
+    /// For people.
+    pub description: String,
+    /// Patterns; empty: all.
+    pub event_types: Vec<String>,
+    /// Empty: all.
+    pub channels: Vec<String>,
+    /// Limits and backoff.
+    pub settings: EndpointSettings,
+    /// Own headers, sealed under `headers:<public id>`.
+    pub sealed_headers: Option<Vec<u8>>,
+    /// The tenant's own notes: a JSON object.
+    pub metadata: Value,
+}
+
+/// An endpoint as stored.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    /// The key inside.
+    pub key: EndpointKey,
+    /// The public id.
+    pub id: Uuid,
+    /// Its share of the workers.
+    pub slot: Slot,
+    /// Raised by every change.
+    pub version: i32,
+    /// What can be changed.
+    pub draft: EndpointDraft,
+    /// Made at.
+    pub created_at: OffsetDateTime,
+    /// Changed last at.
+    pub updated_at: OffsetDateTime,
+}
+
+/// Makes an endpoint with its first secret; `None` at [`MAX_ENDPOINTS`].
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn create(
+    transaction: &Transaction<'_>,
+    tenant: TenantKey,
+    id: Uuid,
+    slot: Slot,
+    new: (&EndpointDraft, &[u8]),
+) -> Result<Option<Endpoint>, StoreError> {
+    let (draft, sealed_secret) = new;
+    let row = transaction
+        .query_opt(
+            CREATE,
+            &[
+                &id,
+                &tenant.0,
+                &slot.0,
+                &draft.state.code(),
+                &draft.url,
+                &draft.description,
+                &draft.event_types,
+                &draft.channels,
+                &Json(&draft.settings),
+                &draft.sealed_headers,
+                &draft.metadata,
+                &MAX_ENDPOINTS,
+            ],
+        )
+        .await?;
+    let Some(row) = row else {
+        return Ok(None);
+    };
+    let endpoint = read(&row)?;
+    transaction
+        .execute(ADD_SECRET, &[&endpoint.key.0, &sealed_secret])
+        .await?;
+    transaction.execute(RAISE_VERSION, &[&tenant.0]).await?;
+    Ok(Some(endpoint))
+}
+
+/// Finds an endpoint of a tenant that is not deleted.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn find(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    id: Uuid,
+) -> Result<Option<Endpoint>, StoreError> {
+    let row = client.query_opt(FIND, &[&id, &tenant.0]).await?;
+    row.as_ref().map(read).transpose()
+}
+
+/// The same, locked until the transaction ends.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn find_for_update(
+    transaction: &Transaction<'_>,
+    tenant: TenantKey,
+    id: Uuid,
+) -> Result<Option<Endpoint>, StoreError> {
+    let row = transaction
+        .query_opt(FIND_FOR_UPDATE, &[&id, &tenant.0])
+        .await?;
+    row.as_ref().map(read).transpose()
+}
+
+/// A tenant's endpoints, newest first, those after `before`.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn list(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    before: Option<Uuid>,
+    limit: i64,
+) -> Result<Vec<Endpoint>, StoreError> {
+    client
+        .query(LIST, &[&tenant.0, &before, &limit])
+        .await?
+        .iter()
+        .map(read)
+        .collect()
+}
+
+/// Changes an endpoint that was locked by [`find_for_update`], and tells its slot's owner. Call
+/// [`super::notify::commands`] after the commit.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn update(
+    transaction: &Transaction<'_>,
+    tenant: TenantKey,
+    endpoint: &Endpoint,
+    draft: &EndpointDraft,
+) -> Result<Endpoint, StoreError> {
+    let reason: Option<&str> = match draft.state {
+        EndpointState::Enabled => None,
+        EndpointState::Disabled | EndpointState::Deleted => Some("by the tenant"),
+    };
+    let row = transaction
+        .query_one(
+            UPDATE,
+            &[
+                &endpoint.key.0,
+                &draft.state.code(),
+                &reason,
+                &draft.url,
+                &draft.description,
+                &draft.event_types,
+                &draft.channels,
+                &Json(&draft.settings),
+                &draft.sealed_headers,
+                &draft.metadata,
+            ],
+        )
+        .await?;
+    transaction.execute(RAISE_VERSION, &[&tenant.0]).await?;
+    transaction
+        .execute(
+            COMMAND,
+            &[&endpoint.slot.0, &tenant.0, &endpoint.key.0, &RELOAD],
+        )
+        .await?;
+    read(&row)
+}
+
+fn read(row: &tokio_postgres::Row) -> Result<Endpoint, StoreError> {
+    let Json(settings) = row.try_get(9)?;
+    Ok(Endpoint {
+        key: EndpointKey(row.try_get(0)?),
+        id: row.try_get(1)?,
+        slot: Slot(row.try_get(2)?),
+        version: row.try_get(3)?,
+        draft: EndpointDraft {
+            state: EndpointState::try_from(row.try_get::<_, i16>(4)?)?,
+            url: row.try_get(5)?,
+            description: row.try_get(6)?,
+            event_types: row.try_get(7)?,
+            channels: row.try_get(8)?,
+            settings,
+            sealed_headers: row.try_get(10)?,
+            metadata: row.try_get(11)?,
+        },
+        created_at: row.try_get(12)?,
+        updated_at: row.try_get(13)?,
+    })
+}

@@ -1,0 +1,441 @@
+//! Ingest: a batch of events with their deliveries in one statement and one commit.
+//!
+//! Not here: what goes into a batch and who is told (the API's writer).
+//!
+//! # Invariants
+//! - D1: an event and its deliveries commit together: they are one statement.
+//! - D2: the session commits synchronously (`Role::Api`); the caller answers only after [`Ingest::insert`].
+//! - Exact fan-out: the caller's cached `config_version` is compared with the committed one in the
+//!   snapshot of the inserting statement itself. Every change of a tenant's endpoints raises that
+//!   version in its own transaction, so an equal version means an equal set of endpoints; events
+//!   with an older one are not inserted but handed back as stale.
+//! - Resubmitting is harmless: an id that exists is not inserted again, nor are its deliveries.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use tokio_postgres::Statement;
+use uuid::Uuid;
+
+use super::pool::within;
+use super::{Database, Role, Session, StoreError};
+use crate::domain::delivery::CloseReason;
+use crate::domain::endpoint::EndpointState;
+use crate::ids::{EndpointKey, Slot, TenantKey};
+
+/// How long one statement of the writer may take. A little over the server's `statement_timeout`,
+/// so that the server gives up first and the outcome is known.
+const CALL_BUDGET: Duration = Duration::from_secs(11);
+
+/// The most event types of one tenant: a type is a row that is kept for good.
+pub const MAX_TYPES: i64 = 10_000;
+
+/// Separates the channels of an event inside one text: arrays of arrays cannot be ragged. Control
+/// characters are refused in channels at the API.
+pub const CHANNEL_SEPARATOR: char = '\u{1f}';
+
+/// The statement settings of this session: its plans are made once, while tables may be empty, and
+/// must stay right when they are not.
+const SETTINGS: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off";
+
+/// Inserts events, their `ready` rows and the `closed` rows of what is skipped at once.
+///
+/// Uses `tenants_pkey` (LATERAL … OFFSET 0 keeps it a probe per tenant). Locks nothing that others
+/// wait for, except a running insert of the same event id.
+const INSERT: &str = "
+WITH ev AS MATERIALIZED (
+  SELECT * FROM unnest($1::uuid[], $2::int4[], $3::int4[], $4::timestamptz[], $5::text[], $6::bytea[], $7::int4[], $8::int4[])
+    WITH ORDINALITY AS u(id, tenant_id, type_id, deliver_before, channels, payload, first, last, ord)),
+ver AS MATERIALIZED (
+  SELECT t.id FROM unnest($15::int4[], $16::int8[]) AS v(id, version)
+  CROSS JOIN LATERAL (SELECT t.id FROM tenants t WHERE t.id = v.id AND t.config_version = v.version OFFSET 0) t),
+fresh AS MATERIALIZED (
+  SELECT * FROM (SELECT ev.*, ev.tenant_id IN (SELECT id FROM ver) AS known FROM ev OFFSET 0) x WHERE known),
+made AS (
+  INSERT INTO events (id, tenant_id, type_id, deliver_before, channels, payload, fan_endpoint, fan_delivery)
+  SELECT id, tenant_id, type_id, deliver_before, string_to_array(channels, E'\\x1f'), payload,
+         ($10::int8[])[first:last], ($12::uuid[])[first:last]
+  FROM fresh ON CONFLICT DO NOTHING RETURNING id),
+put AS MATERIALIZED (
+  SELECT * FROM (
+    SELECT d.*, d.event_id IN (SELECT id FROM made) AS put
+    FROM unnest($9::uuid[], $10::int8[], $11::int2[], $12::uuid[], $13::int2[], $14::int4[])
+      AS d(event_id, endpoint_id, slot, id, reason, tenant_id) OFFSET 0) x WHERE put),
+live AS (
+  INSERT INTO ready (slot, tenant_id, endpoint_id, id, event_id)
+  SELECT slot, tenant_id, endpoint_id, id, event_id FROM put WHERE reason = 0),
+skipped AS (
+  INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason)
+  SELECT tenant_id, id, endpoint_id, event_id, 7, reason FROM put WHERE reason <> 0)
+SELECT clock_timestamp(),
+       ARRAY(SELECT ord::int4 FROM ev WHERE NOT tenant_id IN (SELECT id FROM ver)),
+       ARRAY(SELECT ord::int4 FROM fresh WHERE NOT id IN (SELECT id FROM made))";
+
+/// The endpoints of tenants and the version that they belong to, in one snapshot.
+/// Uses `tenants_pkey` and `endpoints_tenant`.
+const LOAD: &str = "
+SELECT t.id, t.config_version, e.id, e.public_id, e.slot, e.state, e.backlog_full, e.event_types, e.channels
+FROM unnest($1::int4[]) AS u(id)
+CROSS JOIN LATERAL (SELECT t.id, t.config_version FROM tenants t WHERE t.id = u.id OFFSET 0) t
+LEFT JOIN LATERAL (
+  SELECT e.id, e.public_id, e.slot, e.state, e.backlog_full, e.event_types, e.channels
+  FROM endpoints e WHERE e.tenant_id = t.id AND e.state <> 3 OFFSET 0) e ON true";
+
+/// Makes the types that do not exist. In the order of the unique index: no deadlock between writers.
+const ADD_TYPES: &str = "
+INSERT INTO event_types (tenant_id, name)
+SELECT u.tenant_id, u.name FROM unnest($1::int4[], $2::text[]) AS u(tenant_id, name)
+WHERE NOT EXISTS (SELECT FROM event_types t WHERE t.tenant_id = u.tenant_id AND t.name = u.name)
+  AND (SELECT count(*) FROM event_types t WHERE t.tenant_id = u.tenant_id) < $3
+ORDER BY u.tenant_id, u.name
+ON CONFLICT DO NOTHING";
+
+/// Uses `event_types_tenant_id_name_key`.
+const FIND_TYPES: &str = "
+SELECT t.tenant_id, t.name, t.id FROM unnest($1::int4[], $2::text[]) AS u(tenant_id, name)
+CROSS JOIN LATERAL (
+  SELECT t.tenant_id, t.name, t.id FROM event_types t
+  WHERE t.tenant_id = u.tenant_id AND t.name = u.name OFFSET 0) t";
+
+/// What an earlier submission stored, with what it skipped. Uses `events_pkey` and `closed_pkey`.
+const STORED: &str = "
+SELECT e.id, e.fan_endpoint, e.fan_delivery,
+       ARRAY(SELECT c.id FROM unnest(e.fan_delivery) AS d(id)
+             CROSS JOIN LATERAL (SELECT c.id FROM closed c WHERE c.tenant_id = e.tenant_id AND c.id = d.id OFFSET 0) c)
+FROM unnest($1::int4[], $2::uuid[]) AS u(tenant_id, id)
+CROSS JOIN LATERAL (
+  SELECT e.id, e.tenant_id, e.fan_endpoint, e.fan_delivery FROM events e
+  WHERE e.tenant_id = u.tenant_id AND e.id = u.id OFFSET 0) e";
+
+/// Every statement here, for the test that prepares them.
+pub const STATEMENTS: &[(&str, &str)] = &[
+    ("ingest.insert", INSERT),
+    ("ingest.load", LOAD),
+    ("ingest.add_types", ADD_TYPES),
+    ("ingest.find_types", FIND_TYPES),
+    ("ingest.stored", STORED),
+];
+
+/// An event as it goes into a batch.
+#[derive(Debug)]
+pub struct EventRow<'a> {
+    /// UUIDv7 of database time.
+    pub id: Uuid,
+    /// Whose event.
+    pub tenant: TenantKey,
+    /// `event_types.id`.
+    pub type_id: i32,
+    /// Too late after this.
+    pub deliver_before: Option<OffsetDateTime>,
+    /// Joined by [`CHANNEL_SEPARATOR`]; `None`: no channel.
+    pub channels: Option<String>,
+    /// Byte for byte what came in (P1).
+    pub payload: &'a [u8],
+    /// The version of the tenant's configuration that the fan-out was made from.
+    pub config_version: i64,
+}
+
+/// A delivery as it goes into a batch, under its event.
+#[derive(Debug, Clone, Copy)]
+pub struct DeliveryRow {
+    /// UUIDv7 of database time.
+    pub id: Uuid,
+    /// Where to.
+    pub endpoint: EndpointKey,
+    /// The endpoint's slot.
+    pub slot: Slot,
+    /// Set: it is closed at once instead of being made ready.
+    pub closed: Option<CloseReason>,
+}
+
+/// Columns of events and deliveries on their way into the database.
+#[derive(Debug, Default)]
+pub struct Batch<'a> {
+    ids: Vec<Uuid>,
+    tenants: Vec<i32>,
+    types: Vec<i32>,
+    deliver_before: Vec<Option<OffsetDateTime>>,
+    channels: Vec<Option<String>>,
+    payloads: Vec<&'a [u8]>,
+    /// 1-based, inclusive positions of an event's deliveries below; `last < first`: it has none.
+    firsts: Vec<i32>,
+    lasts: Vec<i32>,
+    delivery_events: Vec<Uuid>,
+    delivery_endpoints: Vec<i64>,
+    delivery_slots: Vec<i16>,
+    delivery_ids: Vec<Uuid>,
+    delivery_reasons: Vec<i16>,
+    delivery_tenants: Vec<i32>,
+    versions: HashMap<i32, i64>,
+}
+
+impl<'a> Batch<'a> {
+    /// Adds an event with its deliveries. All events of one tenant in a batch must come from the
+    /// same version of its configuration.
+    pub fn push(&mut self, event: EventRow<'a>, deliveries: impl Iterator<Item = DeliveryRow>) {
+        let first = position(self.delivery_ids.len()) + 1;
+        for delivery in deliveries {
+            self.delivery_events.push(event.id);
+            self.delivery_endpoints.push(delivery.endpoint.0);
+            self.delivery_slots.push(delivery.slot.0);
+            self.delivery_ids.push(delivery.id);
+            self.delivery_reasons
+                .push(delivery.closed.map_or(0, CloseReason::code));
+            self.delivery_tenants.push(event.tenant.0);
+        }
+        self.ids.push(event.id);
+        self.tenants.push(event.tenant.0);
+        self.types.push(event.type_id);
+        self.deliver_before.push(event.deliver_before);
+        self.channels.push(event.channels);
+        self.payloads.push(event.payload);
+        self.firsts.push(first);
+        self.lasts.push(position(self.delivery_ids.len()));
+        let version = self
+            .versions
+            .entry(event.tenant.0)
+            .or_insert(event.config_version);
+        debug_assert_eq!(
+            *version, event.config_version,
+            "two versions of a tenant's configuration in one batch"
+        );
+    }
+}
+
+/// A count as SQL's int4. Batches are far smaller.
+fn position(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+/// What became of a batch that committed. Positions count from 0, in the order of [`Batch::push`].
+#[derive(Debug)]
+pub struct Inserted {
+    /// The database's clock, just before the commit.
+    pub now: OffsetDateTime,
+    /// Not inserted: their fan-out came from an outdated configuration.
+    pub stale: Vec<usize>,
+    /// Not inserted: their ids existed, from an earlier submission.
+    pub repeated: Vec<usize>,
+}
+
+/// An endpoint as ingest sees it.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// Its key.
+    pub key: EndpointKey,
+    /// Its public id.
+    pub public: Uuid,
+    /// Its slot.
+    pub slot: Slot,
+    /// Set: new deliveries are closed with this reason.
+    pub closed: Option<CloseReason>,
+    /// Patterns; see `domain::endpoint::wants_type`.
+    pub event_types: Vec<String>,
+    /// See `domain::endpoint::wants_channels`.
+    pub channels: Vec<String>,
+}
+
+/// A tenant's endpoints, at one version.
+#[derive(Debug, Clone)]
+pub struct Configuration {
+    /// `tenants.config_version` in the snapshot that the endpoints were read in.
+    pub version: i64,
+    /// All that are not deleted.
+    pub targets: Vec<Target>,
+}
+
+/// What an earlier submission of an event stored.
+#[derive(Debug)]
+pub struct Stored {
+    /// Endpoint, delivery, and whether it was closed at once, in the order of the fan-out.
+    pub deliveries: Vec<(EndpointKey, Uuid, bool)>,
+}
+
+/// The session of one writer, with its statements prepared.
+pub struct Ingest {
+    session: Session,
+    insert: Statement,
+    load: Statement,
+    add_types: Statement,
+    find_types: Statement,
+    stored: Statement,
+}
+
+impl Ingest {
+    /// Connects and prepares.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when the database is away; [`StoreError::Other`] when the schema
+    /// does not fit.
+    pub async fn open(database: &Database) -> Result<Self, StoreError> {
+        let session = database.connect(Role::Api).await?;
+        let prepared = async {
+            session.batch_execute(SETTINGS).await?;
+            Ok::<_, tokio_postgres::Error>((
+                session.prepare(INSERT).await?,
+                session.prepare(LOAD).await?,
+                session.prepare(ADD_TYPES).await?,
+                session.prepare(FIND_TYPES).await?,
+                session.prepare(STORED).await?,
+            ))
+        };
+        let (insert, load, add_types, find_types, stored) = within(CALL_BUDGET, prepared).await?;
+        Ok(Self {
+            session,
+            insert,
+            load,
+            add_types,
+            find_types,
+            stored,
+        })
+    }
+
+    /// Whether the connection is known to be lost.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.session.is_closed()
+    }
+
+    /// Inserts a batch; when this returns `Ok` it is durable (D2).
+    ///
+    /// # Errors
+    /// [`StoreError::BadData`] or [`StoreError::Conflict`]: nothing was inserted, a row is to blame.
+    /// A transient error: whether it took effect is unknown; ask [`Ingest::stored`] first.
+    pub async fn insert(&self, batch: &Batch<'_>) -> Result<Inserted, StoreError> {
+        let (tenants, versions): (Vec<i32>, Vec<i64>) = batch.versions.iter().unzip();
+        let row = within(
+            CALL_BUDGET,
+            self.session.query_one(
+                &self.insert,
+                &[
+                    &batch.ids,
+                    &batch.tenants,
+                    &batch.types,
+                    &batch.deliver_before,
+                    &batch.channels,
+                    &batch.payloads,
+                    &batch.firsts,
+                    &batch.lasts,
+                    &batch.delivery_events,
+                    &batch.delivery_endpoints,
+                    &batch.delivery_slots,
+                    &batch.delivery_ids,
+                    &batch.delivery_reasons,
+                    &batch.delivery_tenants,
+                    &tenants,
+                    &versions,
+                ],
+            ),
+        )
+        .await?;
+        Ok(Inserted {
+            now: row.try_get(0)?,
+            stale: positions(row.try_get(1)?),
+            repeated: positions(row.try_get(2)?),
+        })
+    }
+
+    /// The configurations of tenants; one that does not exist is absent.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn load(
+        &self,
+        tenants: &[i32],
+    ) -> Result<HashMap<TenantKey, Configuration>, StoreError> {
+        let rows = within(CALL_BUDGET, self.session.query(&self.load, &[&tenants])).await?;
+        let mut found: HashMap<TenantKey, Configuration> = HashMap::new();
+        for row in rows {
+            let configuration = found
+                .entry(TenantKey(row.try_get(0)?))
+                .or_insert(Configuration {
+                    version: row.try_get(1)?,
+                    targets: Vec::new(),
+                });
+            if let Some(key) = row.try_get::<_, Option<i64>>(2)? {
+                configuration.targets.push(Target {
+                    key: EndpointKey(key),
+                    public: row.try_get(3)?,
+                    slot: Slot(row.try_get(4)?),
+                    closed: closed_at_once(row.try_get(5)?, row.try_get(6)?)?,
+                    event_types: row.try_get(7)?,
+                    channels: row.try_get(8)?,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// The ids of event types, made when they are new. One that would be more than [`MAX_TYPES`] of
+    /// its tenant is absent.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn type_ids(
+        &self,
+        tenants: &[i32],
+        names: &[&str],
+    ) -> Result<Vec<(TenantKey, String, i32)>, StoreError> {
+        within(
+            CALL_BUDGET,
+            self.session
+                .execute(&self.add_types, &[&tenants, &names, &MAX_TYPES]),
+        )
+        .await?;
+        within(
+            CALL_BUDGET,
+            self.session.query(&self.find_types, &[&tenants, &names]),
+        )
+        .await?
+        .iter()
+        .map(|row| Ok((TenantKey(row.try_get(0)?), row.try_get(1)?, row.try_get(2)?)))
+        .collect()
+    }
+
+    /// Which of these events exist, and with which deliveries.
+    ///
+    /// # Errors
+    /// Any [`StoreError`].
+    pub async fn stored(
+        &self,
+        tenants: &[i32],
+        ids: &[Uuid],
+    ) -> Result<HashMap<Uuid, Stored>, StoreError> {
+        within(
+            CALL_BUDGET,
+            self.session.query(&self.stored, &[&tenants, &ids]),
+        )
+        .await?
+        .iter()
+        .map(|row| {
+            let endpoints: Vec<i64> = row.try_get(1)?;
+            let deliveries: Vec<Uuid> = row.try_get(2)?;
+            let closed: Vec<Uuid> = row.try_get(3)?;
+            let deliveries = endpoints
+                .into_iter()
+                .zip(deliveries)
+                .map(|(endpoint, id)| (EndpointKey(endpoint), id, closed.contains(&id)))
+                .collect();
+            Ok((row.try_get(0)?, Stored { deliveries }))
+        })
+        .collect()
+    }
+}
+
+/// Why new deliveries to an endpoint are closed at once, if they are.
+fn closed_at_once(state: i16, backlog_full: bool) -> Result<Option<CloseReason>, StoreError> {
+    Ok(match EndpointState::try_from(state)? {
+        EndpointState::Enabled if backlog_full => Some(CloseReason::BacklogFull),
+        EndpointState::Enabled => None,
+        EndpointState::Disabled => Some(CloseReason::EndpointDisabled),
+        EndpointState::Deleted => Some(CloseReason::EndpointDeleted),
+    })
+}
+
+fn positions(ordinals: Vec<i32>) -> Vec<usize> {
+    ordinals
+        .into_iter()
+        .filter_map(|ordinal| usize::try_from(ordinal - 1).ok())
+        .collect()
+}
