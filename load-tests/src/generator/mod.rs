@@ -124,7 +124,7 @@ impl Generator {
                 let room = backlog.map(|bound| backlog::watch(bound, Arc::clone(self)));
                 for _ in 0..self.plan.connections {
                     let room = room.as_ref().map(backlog::Watch::room);
-                    start(&mut connections, closed_loop(Arc::clone(self), room));
+                    connections.spawn(closed_loop(Arc::clone(self), room));
                 }
                 while connections.join_next().await.is_some() {}
             }
@@ -132,10 +132,7 @@ impl Generator {
                 let due = pace::start(per_second, self.window.end);
                 let due = Arc::new(tokio::sync::Mutex::new(due));
                 for _ in 0..self.plan.connections {
-                    start(
-                        &mut connections,
-                        open_loop(Arc::clone(self), Arc::clone(&due)),
-                    );
+                    connections.spawn(open_loop(Arc::clone(self), Arc::clone(&due)));
                 }
                 while connections.join_next().await.is_some() {}
             }
@@ -145,11 +142,6 @@ impl Generator {
     fn over(&self) -> bool {
         payload::now_ns() >= self.window.end
     }
-}
-
-fn start<F: Future<Output = ()> + Send + 'static>(tasks: &mut JoinSet<()>, task: F) {
-    #[expect(clippy::disallowed_methods, reason = "the set is awaited by who calls")]
-    tasks.spawn(task);
 }
 
 fn template(target: &Target, payload_bytes: usize) -> Template {
@@ -183,10 +175,7 @@ async fn closed_loop(generator: Arc<Generator>, room: Option<Arc<Semaphore>>) {
     }
 }
 
-async fn open_loop(
-    generator: Arc<Generator>,
-    due: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<u64>>>,
-) {
+async fn open_loop(generator: Arc<Generator>, due: Arc<tokio::sync::Mutex<mpsc::Receiver<u64>>>) {
     let mut sender = Sender::new(generator);
     loop {
         let next = due.lock().await.recv().await;

@@ -29,14 +29,14 @@ fn find(body: &[u8], wanted: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use shared::ids::{DeliveryId, EventId};
-    use uuid::Uuid;
+    use shared::ids::{DeliveryId, EventId, new_v7};
+    use shared::runtime::clock::wall_time;
 
     use super::*;
 
     #[test]
     fn the_reply_of_the_contract_gives_its_id_and_count() {
-        let (event, delivery) = (Uuid::now_v7(), Uuid::now_v7());
+        let (event, delivery) = (new_v7(wall_time()), new_v7(wall_time()));
         let body = format!(
             r#"{{"id":"{}","external_id":null,"type":"a","delivery_count":12,"deliveries":[{{"id":"{}"}}]}}"#,
             EventId(event),

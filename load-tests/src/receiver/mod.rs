@@ -122,10 +122,6 @@ async fn accept(listener: TcpListener, state: Arc<State>, mut stopped: oneshot::
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _peer)) => {
-                    #[expect(
-                        clippy::disallowed_methods,
-                        reason = "a connection ends by itself or with the set"
-                    )]
                     connections.spawn(serve(stream, Arc::clone(&state)));
                 }
                 // Out of descriptors: the ones in use must end first.

@@ -1,4 +1,4 @@
-use shared::ids::{DeliveryId, EventId};
+use shared::ids::{DeliveryId, EventId, new_v7};
 use shared::runtime::clock::wall_time;
 use uuid::Uuid;
 
@@ -31,10 +31,10 @@ async fn deliveries_on_one_connection_are_answered_in_turn_and_counted_over_http
     let receiver = Receiver::start(ANY, Answers::default(), Verify::None)
         .await
         .unwrap();
-    let (event, id) = (Uuid::now_v7(), Uuid::now_v7());
+    let (event, id) = (new_v7(wall_time()), new_v7(wall_time()));
     let mut connection = Connection::open(receiver.addr).await.unwrap();
 
-    for (endpoint, delivery_id) in [(0, id), (1, Uuid::now_v7()), (0, id)] {
+    for (endpoint, delivery_id) in [(0, id), (1, new_v7(wall_time())), (0, id)] {
         let sent = delivery(endpoint, event, delivery_id, "");
         assert_eq!(connection.exchange(&sent).await.unwrap().status, 200);
     }
@@ -66,7 +66,7 @@ async fn a_wrong_signature_is_found_once_the_secrets_are_known() {
     .await
     .unwrap();
 
-    let sent = delivery(0, Uuid::now_v7(), Uuid::now_v7(), "v1,AAAA");
+    let sent = delivery(0, new_v7(wall_time()), new_v7(wall_time()), "v1,AAAA");
     ask(receiver.addr, &sent).await.unwrap();
 
     let counts = counts(&receiver).await;
@@ -83,7 +83,7 @@ async fn the_asked_share_of_deliveries_is_refused() {
     let mut connection = Connection::open(receiver.addr).await.unwrap();
 
     for _ in 0..1_000 {
-        let sent = delivery(0, Uuid::now_v7(), Uuid::now_v7(), "");
+        let sent = delivery(0, new_v7(wall_time()), new_v7(wall_time()), "");
         connection.exchange(&sent).await.unwrap();
     }
 
@@ -125,7 +125,7 @@ async fn a_receiver_that_hangs_takes_nothing_and_answers_nothing() {
     };
     let receiver = Receiver::start(ANY, answers, Verify::None).await.unwrap();
     let mut connection = Connection::open(receiver.addr).await.unwrap();
-    let sent = delivery(0, Uuid::now_v7(), Uuid::now_v7(), "");
+    let sent = delivery(0, new_v7(wall_time()), new_v7(wall_time()), "");
 
     let answer = tokio::time::timeout(Duration::from_millis(100), connection.exchange(&sent)).await;
 

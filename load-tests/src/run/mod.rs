@@ -10,6 +10,7 @@ mod process;
 mod scenario;
 mod setup;
 mod system;
+mod table;
 
 use std::path::PathBuf;
 
@@ -52,7 +53,7 @@ pub(crate) async fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
             outcome = one(scenario, arguments) => outcome?,
             signal = interrupted() => bail!("stopped by {signal}"),
         };
-        say(&outcome.table())?;
+        say(&table::table(&outcome))?;
         outcome.write(&arguments.results)?;
         good &= outcome.faults.is_empty();
     }

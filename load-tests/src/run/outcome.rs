@@ -1,8 +1,7 @@
-//! The result of a scenario: what `results/<scenario>.json` holds (contract §1), the table, and
-//! whether it is good.
+//! The result of a scenario: what `results/<scenario>.json` holds (contract §1), and whether it
+//! is good.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -179,82 +178,6 @@ impl Outcome {
         std::fs::create_dir_all(dir)
             .and_then(|()| std::fs::write(&path, serde_json::to_vec_pretty(self)?))
             .with_context(|| format!("cannot write {}", path.display()))
-    }
-
-    /// For people.
-    pub(super) fn table(&self) -> String {
-        let mut table = format!("\n{}: {}\n", self.scenario.name, self.scenario.what);
-        let mut row = |name: &str, value: String| {
-            // Writing to a text does not fail.
-            writeln!(table, "  {name:<26} {value}").unwrap_or_default();
-        };
-        let latency = |it: &Percentiles| {
-            format!(
-                "p50 {:.2}  p90 {:.2}  p99 {:.2}  max {:.1}",
-                it.p50, it.p90, it.p99, it.max
-            )
-        };
-        row(
-            "throughput",
-            format!("{:.0} deliveries/s", self.throughput_per_second),
-        );
-        row("POST to receipt, ms", latency(&self.latency_ms));
-        row("POST to 202, ms", latency(&self.accept_latency_ms));
-        row(
-            "accepted / received",
-            format!("{} / {}", self.accepted, self.received),
-        );
-        row(
-            "lost / duplicates",
-            format!("{} / {}", self.lost, self.duplicates),
-        );
-        let signatures = format!("{} / {}", self.signatures_good, self.signatures_bad);
-        row("signatures good / bad", signatures);
-        row(
-            "replies",
-            format!("{:?}, {} broken connections", self.statuses, self.broken),
-        );
-        row("drain", format!("{:.2} s", self.drain_seconds));
-        row(
-            "WAL per delivery",
-            format!("{:.0} bytes", self.wal_bytes_per_delivery),
-        );
-        row(
-            "commits per delivery",
-            format!("{:.4}", self.commits_per_delivery),
-        );
-        for (name, seconds) in &self.cpu_seconds {
-            let each = self
-                .cpu_us_per_delivery
-                .get(name)
-                .copied()
-                .unwrap_or_default();
-            row(
-                &format!("CPU {name}"),
-                format!("{seconds:.1} s, {each:.1} µs per delivery"),
-            );
-        }
-        for (name, seconds) in self
-            .postgres_cpu_seconds
-            .iter()
-            .filter(|(_, it)| **it >= 0.05)
-        {
-            row(&format!("  of it {name}"), format!("{seconds:.1} s"));
-        }
-        row("CPU of others", format!("{:.1} s", self.other_cpu_seconds));
-        row(
-            "calibration",
-            format!(
-                "{:.0} fdatasync/s, {:.0} loopback requests/s, {} cores",
-                self.calibration.fdatasync_per_second,
-                self.calibration.loopback_requests_per_second,
-                self.calibration.cores
-            ),
-        );
-        for fault in &self.faults {
-            row("FAULT", fault.clone());
-        }
-        table
     }
 }
 

@@ -35,7 +35,6 @@ pub(super) async fn create(
         for number in first..(first + AT_ONCE).min(scenario.tenants) {
             let endpoints = scenario.endpoints_per_tenant;
             let token = admin_token.to_owned();
-            #[expect(clippy::disallowed_methods, reason = "the set is awaited below")]
             group.spawn(async move {
                 let made = tenant(number, endpoints, api, &token, receiver).await;
                 made.with_context(|| format!("tenant {number}"))

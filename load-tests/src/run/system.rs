@@ -8,10 +8,10 @@ use anyhow::{Context as _, bail};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use shared::runtime::clock::boot_time;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{ChildStdout, Command};
-use tokio::time::Instant;
 
 use super::calibrate::calibrate;
 use super::cpu::{self, Cpu};
@@ -115,7 +115,7 @@ impl System {
 
     async fn ready(&mut self, api: SocketAddr, worker: SocketAddr) -> anyhow::Result<()> {
         let question = request("GET", "/health/ready", None, b"");
-        let deadline = Instant::now() + START;
+        let deadline = boot_time().after(START);
         loop {
             self.check()?;
             let not_ready = match ask(api, &question).await {
@@ -124,7 +124,7 @@ impl System {
             };
             match not_ready {
                 None => return Ok(()),
-                Some(error) if Instant::now() > deadline => {
+                Some(error) if boot_time() > deadline => {
                     return Err(error.context(format!("not ready after {START:?}")));
                 }
                 Some(_) => tokio::time::sleep(POLL).await,
@@ -295,13 +295,13 @@ impl System {
 
     /// Waits until everything that was promised is received, or nothing has come for a while.
     async fn drain(&mut self, sent: &Report) -> anyhow::Result<()> {
-        let mut last = (self.taken().await?, Instant::now());
-        while last.0 < sent.deliveries && last.1.elapsed() < STALLED {
+        let mut last = (self.taken().await?, boot_time());
+        while last.0 < sent.deliveries && boot_time().since(last.1) < STALLED {
             self.check()?;
             tokio::time::sleep(POLL).await;
             let taken = self.taken().await?;
             if taken > last.0 {
-                last = (taken, Instant::now());
+                last = (taken, boot_time());
             }
         }
         Ok(())
@@ -309,11 +309,11 @@ impl System {
 
     /// Waits until every outcome is recorded: what is not would be sent again. How many are left.
     async fn settle(&mut self) -> anyhow::Result<i64> {
-        let deadline = Instant::now() + STALLED;
+        let deadline = boot_time().after(STALLED);
         loop {
             self.check()?;
             let live = self.postgres.live().await?;
-            if live == 0 || Instant::now() > deadline {
+            if live == 0 || boot_time() > deadline {
                 return Ok(live);
             }
             tokio::time::sleep(POLL).await;
