@@ -164,14 +164,19 @@ impl fmt::Debug for Secret {
 
 /// The `webhook-signature` header: one `v1,<base64>` per secret, separated by spaces.
 #[must_use]
-pub fn sign_standard(secrets: &[Secret], id: &str, unix_seconds: i64, body: &[u8]) -> String {
+pub fn sign_standard<'a>(
+    secrets: impl IntoIterator<Item = &'a Secret>,
+    id: &str,
+    unix_seconds: i64,
+    body: &[u8],
+) -> String {
     let timestamp = unix_seconds.to_string();
     let signed = Signed {
         id,
         timestamp: &timestamp,
         body,
     };
-    let mut header = String::with_capacity(secrets.len() * (SIGNATURE_LENGTH + 1));
+    let mut header = String::with_capacity(SIGNATURE_LENGTH);
     for secret in secrets {
         if !header.is_empty() {
             header.push(' ');
