@@ -1,1 +1,27 @@
-fn main() {}
+//! The `postrider` program: everything on one machine (`dev`), the servers (`api`, `worker`), the
+//! database (`migrate`), its first rows (`organization`, `tenant`, `key`), and a user's tools
+//! (`send`, `listen`, `verify`, `config`).
+
+mod cli;
+mod client;
+mod config;
+mod dev;
+mod key;
+mod listen;
+mod migrate;
+mod organization;
+mod output;
+mod receiver;
+mod send;
+mod serve;
+mod signature;
+mod store;
+mod tenant;
+mod verify;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

@@ -5,6 +5,8 @@
 
 use rand::RngExt as _;
 
+use crate::policy::backoff::UnitInterval;
+
 /// Random bytes, fit for secrets and keys.
 #[must_use]
 pub fn bytes<const N: usize>() -> [u8; N] {
@@ -15,6 +17,13 @@ pub fn bytes<const N: usize>() -> [u8; N] {
 #[must_use]
 pub fn fraction() -> f64 {
     generator().random()
+}
+
+/// A draw for policy, all equally likely.
+#[must_use]
+pub fn draw() -> UnitInterval {
+    #[expect(clippy::expect_used, reason = "a fraction is from 0 to 1")]
+    UnitInterval::new(fraction()).expect("from 0 to 1")
 }
 
 /// A whole number below `end`, all equally likely; 0 when `end` is 0.
@@ -40,6 +49,7 @@ mod tests {
         for _ in 0..1_000 {
             assert!((0.0..1.0).contains(&fraction()));
             assert!(below(3) < 3);
+            assert!((0.0..1.0).contains(&draw().get()));
         }
         assert_eq!(below(0), 0);
         assert_ne!(bytes::<32>(), bytes::<32>());

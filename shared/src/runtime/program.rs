@@ -75,7 +75,7 @@ where
     exit_code(load(flags(&matches)).and_then(|settings| run(program.version, settings, serve)))
 }
 
-/// Settings from these flags, the process's environment and the file; budgets checked, logs set up.
+/// Settings from these flags, the process's environment and the file; budgets checked.
 ///
 /// # Errors
 /// Every problem of the configuration.
@@ -84,11 +84,10 @@ pub fn load(flags: BTreeMap<&'static str, String>) -> Result<Settings, Failure> 
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let settings = Settings::load(flags, environment)?;
     budgets::check(&settings)?;
-    telemetry::init_logs(&settings);
     Ok(settings)
 }
 
-/// Runs `serve` on a runtime of its own; SIGINT and SIGTERM cancel its token.
+/// Sets up logs and runs `serve` on a runtime of its own; SIGINT and SIGTERM cancel its token.
 ///
 /// # Errors
 /// What `serve` fails with, or that the runtime cannot be started.
@@ -97,6 +96,7 @@ where
     F: FnOnce(Settings, CancellationToken) -> Fut,
     Fut: Future<Output = Result<(), Failure>>,
 {
+    telemetry::init_logs(&settings);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

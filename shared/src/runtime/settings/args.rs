@@ -24,12 +24,12 @@ fn arg(setting: &'static Setting) -> Arg {
     let help = format!(
         "{} [default: {}] [env: {name}]",
         capitalized(setting.help),
-        setting.default_shown().replace('`', ""),
+        setting.default_shown(),
     )
     .replace('`', "");
     let base = Arg::new(name).long(setting.flag).help_heading(heading);
     match setting.kind {
-        Kind::Token(_) | Kind::Key => of_file(setting, heading, &help),
+        Kind::Token(_) | Kind::Key => of_file(setting, heading),
         Kind::NotYet => base.value_name("VALUE").hide(true),
         Kind::Bool => base
             .value_name("true|false")
@@ -37,7 +37,8 @@ fn arg(setting: &'static Setting) -> Arg {
             .require_equals(true)
             .default_missing_value("true")
             .help(help),
-        Kind::Text => base.value_name("URL").help(help),
+        Kind::Text => base.value_name("TEXT").help(help),
+        Kind::Url => base.value_name("URL").help(help),
         Kind::Addr => base.value_name("ADDRESS:PORT").help(help),
         Kind::Length(..) => base.value_name("LENGTH").help(help),
         Kind::Count(..) => base.value_name("NUMBER").help(help),
@@ -50,15 +51,21 @@ fn arg(setting: &'static Setting) -> Arg {
 
 /// A secret by its file: command lines are visible to everyone on the machine. (A database URL may
 /// hold a password too, but often does not, and is what people expect to type.)
-fn of_file(setting: &'static Setting, heading: &'static str, help: &str) -> Arg {
+fn of_file(setting: &'static Setting, heading: &'static str) -> Arg {
     let (id, flag) = setting
         .secret
         .map_or((setting.name, setting.flag), |file| (file.name, file.flag));
+    let help = format!(
+        "A file with {} [default: {}] [env: {} or {id}]",
+        setting.help,
+        setting.default_shown(),
+        setting.name,
+    );
     Arg::new(id)
         .long(flag)
         .help_heading(heading)
         .value_name("PATH")
-        .help(format!("A file that holds: {help} [env: {id}]"))
+        .help(help.replace('`', ""))
 }
 
 fn capitalized(text: &str) -> String {

@@ -20,7 +20,7 @@ pub(super) fn check(setting: &Setting, value: &str) -> Result<(), String> {
         }
     };
     match setting.kind {
-        Kind::Text | Kind::Path => not_empty(value),
+        Kind::Text | Kind::Url | Kind::Path => not_empty(value),
         Kind::Token(least) => token(value, least),
         Kind::Key => key(value),
         Kind::Addr => addr(value)

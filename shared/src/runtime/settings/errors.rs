@@ -32,6 +32,11 @@ impl ConfigErrors {
         });
     }
 
+    /// Takes over the problems of another part.
+    pub fn extend(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+
     /// `Ok` when nothing was noted.
     ///
     /// # Errors

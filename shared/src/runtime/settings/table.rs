@@ -8,6 +8,8 @@ use std::time::Duration;
 pub enum Kind {
     /// Any text that is not empty.
     Text,
+    /// Where a server is; not empty.
+    Url,
     /// A secret text of at least this many characters.
     Token(usize),
     /// 32 bytes in base64.
@@ -121,7 +123,7 @@ pub const TABLE: &[Setting] = &[
     Setting::plain(
         "DATABASE_URL",
         "database-url",
-        Kind::Text,
+        Kind::Url,
         "PostgreSQL 15 or newer, as a libpq URL; several hosts allowed, TLS by `sslmode`",
     )
     .shown("none (`dev`: a private PostgreSQL)")
@@ -144,7 +146,7 @@ pub const TABLE: &[Setting] = &[
         "POSTRIDER_ADMIN_TOKEN",
         "admin-token",
         Kind::Token(16),
-        "bearer token of `/v1/admin`, at least 16 characters",
+        "the bearer token of `/v1/admin`, at least 16 characters",
     )
     .shown("none: admin API off")
     .secret("POSTRIDER_ADMIN_TOKEN_FILE", "admin-token-file"),
@@ -258,14 +260,14 @@ pub const TABLE: &[Setting] = &[
     Setting::plain(
         "POSTRIDER_URL",
         "url",
-        Kind::Text,
+        Kind::Url,
         "the API that `postrider send` posts to",
     )
     .default("http://127.0.0.1:8080"),
     Setting::plain(
         "POSTRIDER_KEY",
         "key",
-        Kind::Token(8),
+        Kind::Text,
         "the API key that `postrider send` posts with",
     )
     .secret("POSTRIDER_KEY_FILE", "key-file"),

@@ -1,0 +1,90 @@
+//! The database of `dev`: a private PostgreSQL, or the one that `DATABASE_URL` names.
+
+use shared::embedded_postgres::{EmbeddedError, EmbeddedPostgres, Options, SUPERUSER};
+use shared::runtime::clock::boot_time;
+use shared::runtime::program::Failure;
+use shared::runtime::settings::Settings;
+use shared::store::{Database, migrate};
+
+use super::state::State;
+use crate::output::note;
+use crate::store::{migrate_failure, store_failure};
+
+/// A database that runs while this lives.
+pub(super) struct DevDatabase {
+    url: String,
+    embedded: Option<EmbeddedPostgres>,
+}
+
+impl DevDatabase {
+    pub(super) async fn start(settings: &Settings, state: &State) -> Result<Self, Failure> {
+        if let Some(url) = settings.get("DATABASE_URL") {
+            note("PostgreSQL   the one that DATABASE_URL names");
+            return Ok(Self {
+                url: url.to_owned(),
+                embedded: None,
+            });
+        }
+        let options = Options {
+            durable: true,
+            ..match state.postgres_dir() {
+                Some(dir) => Options::kept(dir),
+                None => Options::throw_away(),
+            }
+        };
+        note("PostgreSQL   starting a private one …");
+        let began = boot_time();
+        let embedded = EmbeddedPostgres::start(options).await.map_err(failure)?;
+        note(&format!(
+            "PostgreSQL   up after {:.1} s, in {}",
+            boot_time().since(began).as_secs_f64(),
+            embedded.data_dir().display()
+        ));
+        Ok(Self {
+            url: embedded.url(SUPERUSER),
+            embedded: Some(embedded),
+        })
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The URL to show: a private database has no password in it, another one may.
+    pub(super) fn embedded_url(&self) -> Option<&str> {
+        self.embedded.as_ref().map(|_private| self.url.as_str())
+    }
+
+    /// Brings it to our schema.
+    pub(super) async fn migrate(&self) -> Result<Database, Failure> {
+        let database = Database::new(&self.url).map_err(store_failure)?;
+        let applied = migrate::migrate(&database).await.map_err(migrate_failure)?;
+        note(&match applied.len() {
+            0 => format!("schema       at version {}", migrate::SCHEMA_VERSION),
+            count => format!(
+                "schema       {count} migrations applied, at version {}",
+                migrate::SCHEMA_VERSION
+            ),
+        });
+        Ok(database)
+    }
+
+    /// Waits until a private database ends although nobody stopped it, and says why.
+    pub(super) async fn ended(&mut self) -> String {
+        match &mut self.embedded {
+            Some(embedded) => embedded.unexpected_end().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    pub(super) async fn stop(self) -> Result<(), Failure> {
+        match self.embedded {
+            Some(embedded) => embedded.stop().await.map_err(failure),
+            None => Ok(()),
+        }
+    }
+}
+
+fn failure(error: EmbeddedError) -> Failure {
+    Failure::Failed(error.to_string())
+}

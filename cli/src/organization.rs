@@ -1,0 +1,89 @@
+//! `postrider organization`: SaaS companies, straight in the database.
+
+use serde::Serialize;
+use shared::ids::OrganizationId;
+use shared::runtime::program::Failure;
+use shared::runtime::settings::Settings;
+use shared::store::tenants::{self, Organization};
+use time::OffsetDateTime;
+
+use crate::output::{Output, table};
+use crate::store::{connect, store_failure};
+
+/// Rows per query of a list.
+pub(crate) const PAGE: i64 = 250;
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    /// Make an organization; prints its id
+    Create {
+        /// For people
+        #[arg(long)]
+        name: String,
+    },
+    /// List all organizations, newest first
+    List,
+}
+
+#[derive(Debug, Serialize)]
+struct Shown {
+    id: OrganizationId,
+    name: String,
+    #[serde(with = "time::serde::rfc3339")]
+    created_at: OffsetDateTime,
+}
+
+impl From<Organization> for Shown {
+    fn from(from: Organization) -> Self {
+        Self {
+            id: OrganizationId(from.id),
+            name: from.name,
+            created_at: from.created_at,
+        }
+    }
+}
+
+pub(crate) async fn run(
+    command: Command,
+    settings: &Settings,
+    output: Output,
+) -> Result<(), Failure> {
+    let session = connect(settings).await?;
+    match command {
+        Command::Create { name } => {
+            let made = tenants::create_organization(&*session, &name).await;
+            let shown = Shown::from(made.map_err(store_failure)?);
+            output.result(&shown, |shown| shown.id.to_string());
+        }
+        Command::List => {
+            let mut rows: Vec<Shown> = Vec::new();
+            loop {
+                let before = rows.last().map(|row| row.id.0);
+                let page = tenants::list_organizations(&*session, before, PAGE).await;
+                let page = page.map_err(store_failure)?;
+                if page.is_empty() {
+                    break;
+                }
+                rows.extend(page.into_iter().map(Shown::from));
+            }
+            output.result(&rows, |rows| {
+                let cells = |row: &Shown| vec![row.id.to_string(), row.name.clone()];
+                table(&rows.iter().map(cells).collect::<Vec<_>>())
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The organization with this public id.
+pub(crate) async fn find(
+    session: &shared::store::Session,
+    id: OrganizationId,
+) -> Result<Organization, Failure> {
+    let found = tenants::find_organization(&**session, id.0).await;
+    found.map_err(store_failure)?.ok_or_else(|| {
+        Failure::Failed(format!(
+            "there is no organization {id}: `postrider organization list` shows all"
+        ))
+    })
+}

@@ -1,0 +1,53 @@
+//! The database, for the commands that go straight to it.
+
+use shared::runtime::program::Failure;
+use shared::runtime::settings::Settings;
+use shared::store::migrate::{self, MigrateError};
+use shared::store::{Database, Role, Session, StoreError};
+
+/// The database that `DATABASE_URL` names.
+pub(crate) fn database(settings: &Settings) -> Result<Database, Failure> {
+    let url = settings.required("DATABASE_URL")?;
+    Database::new(url).map_err(store_failure)
+}
+
+/// A connection to a database that has the schema of this program.
+pub(crate) async fn connect(settings: &Settings) -> Result<Session, Failure> {
+    let database = database(settings)?;
+    migrate::check_version(&database)
+        .await
+        .map_err(migrate_failure)?;
+    database
+        .connect(Role::Maintenance)
+        .await
+        .map_err(store_failure)
+}
+
+/// What a failed call means to whoever typed the command.
+pub(crate) fn store_failure(error: StoreError) -> Failure {
+    match error {
+        StoreError::Configuration(text) => Failure::Configuration(text),
+        StoreError::Unavailable(_) | StoreError::Timeout(_) => Failure::Failed(format!(
+            "{error}\n  is PostgreSQL running where DATABASE_URL points, may this machine reach \
+             it, and are user and password right?"
+        )),
+        StoreError::Contention(_)
+        | StoreError::Conflict(_)
+        | StoreError::BadData(_)
+        | StoreError::NotOwner
+        | StoreError::Decode(_)
+        | StoreError::Other(_) => Failure::Failed(error.to_string()),
+    }
+}
+
+/// As [`store_failure`], for migrations.
+pub(crate) fn migrate_failure(error: MigrateError) -> Failure {
+    match error {
+        MigrateError::Store(error) => store_failure(error),
+        MigrateError::Newer { .. }
+        | MigrateError::Behind { .. }
+        | MigrateError::Changed { .. }
+        | MigrateError::Busy(_)
+        | MigrateError::Failed { .. } => Failure::Failed(error.to_string()),
+    }
+}
