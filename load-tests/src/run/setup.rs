@@ -74,7 +74,7 @@ async fn tenant(
 ) -> anyhow::Result<(Vec<Target>, Vec<String>)> {
     let name = json!({ "name": format!("load-{number}") });
     let made = post(api, "/v1/admin/tenants", admin_token, &name).await?;
-    let id = with_prefix(&made, "tnt_").context("no tenant id in the reply")?;
+    let id = text(&made, "id")?;
     let scopes = json!({ "name": "load", "scopes": ["events:write", "endpoints:write", "read"] });
     let made = post(
         api,
@@ -83,14 +83,14 @@ async fn tenant(
         &scopes,
     )
     .await?;
-    let key = with_prefix(&made, "prk_").context("no key in the reply")?;
+    let key = text(&made, "key")?;
     let (mut targets, mut secrets) = (Vec::new(), Vec::new());
     for endpoint in 0..endpoints {
         let event_type = format!("load.t{endpoint}");
         let url = format!("http://{receiver}/e/{}", number * endpoints + endpoint);
         let endpoint = json!({ "url": url, "event_types": [event_type] });
         let made = post(api, "/v1/endpoints", &key, &endpoint).await?;
-        secrets.push(with_prefix(&made, "whsec_").context("no secret in the reply")?);
+        secrets.push(text(&made, "secret")?);
         targets.push(Target {
             path: "/v1/events".to_owned(),
             key: Some(key.clone()),
@@ -108,12 +108,9 @@ async fn post(api: SocketAddr, path: &str, key: &str, body: &Value) -> anyhow::R
     .await
 }
 
-/// The first text in a reply that begins like the kind of id or secret that is looked for.
-fn with_prefix(reply: &Value, prefix: &str) -> Option<String> {
-    match reply {
-        Value::String(text) => text.starts_with(prefix).then(|| text.clone()),
-        Value::Array(items) => items.iter().find_map(|item| with_prefix(item, prefix)),
-        Value::Object(fields) => fields.values().find_map(|field| with_prefix(field, prefix)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => None,
-    }
+fn text(reply: &Value, name: &str) -> anyhow::Result<String> {
+    let value = reply.get(name).and_then(Value::as_str);
+    value
+        .map(str::to_owned)
+        .with_context(|| format!("no {name} in the reply"))
 }
