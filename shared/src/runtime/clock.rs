@@ -52,6 +52,8 @@ pub fn wall_time() -> OffsetDateTime {
 pub struct DatabaseClock {
     /// Database time minus boot time, in microseconds.
     offset: AtomicI64,
+    /// Boot time of the last measurement, in milliseconds; 0: none yet.
+    measured: AtomicI64,
 }
 
 impl DatabaseClock {
@@ -60,6 +62,7 @@ impl DatabaseClock {
     pub fn new() -> Self {
         Self {
             offset: AtomicI64::new(micros_between(wall_time(), boot_time())),
+            measured: AtomicI64::new(0),
         }
     }
 
@@ -83,6 +86,16 @@ impl DatabaseClock {
         let middle = BootTime(sent.0 + answered.since(sent) / 2);
         self.offset
             .store(micros_between(answer, middle), Ordering::Relaxed);
+        let at = i64::try_from(answered.0.as_millis()).unwrap_or(i64::MAX);
+        self.measured.store(at.max(1), Ordering::Relaxed);
+    }
+
+    /// How long ago the last measurement was.
+    #[must_use]
+    pub fn measured_ago(&self) -> Option<Duration> {
+        let at = u64::try_from(self.measured.load(Ordering::Relaxed)).ok();
+        let at = at.filter(|at| *at > 0)?;
+        Some(boot_time().since(BootTime(Duration::from_millis(at))))
     }
 
     /// How far this machine's wall clock is from the database's; positive when ours is ahead.

@@ -44,10 +44,13 @@ const FIND: &str = "
 SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at
 FROM endpoints WHERE public_id = $1 AND tenant_id = $2 AND state <> 3";
 
-/// The same; locks the row.
+/// [`FIND`] that locks the row.
 const FIND_FOR_UPDATE: &str = "
 SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at
 FROM endpoints WHERE public_id = $1 AND tenant_id = $2 AND state <> 3 FOR UPDATE";
+
+/// Deleted ones too: their deliveries can still be read. Uses `endpoints_public_id_key`.
+const KEY: &str = "SELECT id FROM endpoints WHERE public_id = $1 AND tenant_id = $2";
 
 /// Newest first, after the endpoint with the public id $2. Uses `endpoints_tenant`.
 const LIST: &str = "
@@ -70,6 +73,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("endpoints.raise_version", RAISE_VERSION),
     ("endpoints.command", COMMAND),
     ("endpoints.find", FIND),
+    ("endpoints.key", KEY),
     ("endpoints.find_for_update", FIND_FOR_UPDATE),
     ("endpoints.list", LIST),
     ("endpoints.update", UPDATE),
@@ -170,7 +174,20 @@ pub async fn find(
     row.as_ref().map(read).transpose()
 }
 
-/// The same, locked until the transaction ends.
+/// The key of an endpoint of a tenant, deleted ones included.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn key(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    id: Uuid,
+) -> Result<Option<EndpointKey>, StoreError> {
+    let row = client.query_opt(KEY, &[&id, &tenant.0]).await?;
+    Ok(row.map(|row| row.try_get(0)).transpose()?.map(EndpointKey))
+}
+
+/// The same as [`find`], locked until the transaction ends.
 ///
 /// # Errors
 /// Any [`StoreError`].

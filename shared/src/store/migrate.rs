@@ -14,7 +14,6 @@
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use time::OffsetDateTime;
 use tokio_postgres::Client;
 
 use super::{Database, Role, Session, StoreError, partitions};
@@ -89,8 +88,6 @@ const TABLE_EXISTS: &str = "SELECT to_regclass('schema_migrations') IS NOT NULL"
 const APPLIED: &str = "SELECT version, name, checksum FROM schema_migrations ORDER BY version";
 /// In the transaction of the migration.
 const INSERT: &str = "INSERT INTO schema_migrations (version, name, checksum) VALUES ($1, $2, $3)";
-/// The clock that stamps ids, so also the one that decides which partitions are needed.
-const NOW: &str = "SELECT clock_timestamp()";
 
 /// See [`super::statements`].
 pub const STATEMENTS: &[(&str, &str)] = &[
@@ -99,7 +96,6 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("migrate.table_exists", TABLE_EXISTS),
     ("migrate.applied", APPLIED),
     ("migrate.insert", INSERT),
-    ("migrate.now", NOW),
 ];
 
 /// A migration that was applied just now.
@@ -180,7 +176,7 @@ impl From<tokio_postgres::Error> for MigrateError {
 /// See [`MigrateError`]; what was applied before the error stays.
 pub async fn migrate(database: &Database) -> Result<Vec<Applied>, MigrateError> {
     let (session, applied) = migrate_to(database, MIGRATIONS, LOCK_WAIT).await?;
-    let now: OffsetDateTime = session.query_one(NOW, &[]).await?.get(0);
+    let now = partitions::database_time(&session).await?;
     partitions::ensure(&session, now, partitions::DAYS_AHEAD).await?;
     session.query_one(UNLOCK, &[&LOCK_KEY]).await?;
     Ok(applied)

@@ -8,8 +8,15 @@
 //! the lists, and a test prepares each one against the migrated schema (`tests/store/statements.rs`).
 //! A new module adds its list there. Utility statements that cannot be prepared (DDL) stay out.
 
+pub mod backlog;
+pub mod deliveries;
 pub mod endpoints;
 pub mod error;
+pub mod events;
+pub mod slots;
+pub mod queue;
+pub mod endpoint_configs;
+pub mod commands;
 pub mod health;
 pub mod ingest;
 pub mod keys;
@@ -27,7 +34,13 @@ pub use pool::{Database, Role, Session};
 /// Every statement of the store, by name.
 pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
     [
+        slots::STATEMENTS,
+        queue::STATEMENTS,
+        endpoint_configs::STATEMENTS,
+        commands::STATEMENTS,
+        deliveries::STATEMENTS,
         endpoints::STATEMENTS,
+        events::STATEMENTS,
         health::STATEMENTS,
         ingest::STATEMENTS,
         keys::STATEMENTS,
@@ -37,6 +50,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         partitions::STATEMENTS,
         leases::STATEMENTS,
         retention::STATEMENTS,
+        backlog::STATEMENTS,
     ]
     .into_iter()
     .flatten()

@@ -38,8 +38,11 @@ WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r'
   AND c.relname ~ '^(events|closed|attempts)_p[0-9]{8}$'
 ORDER BY c.relname";
 
+/// The clock that stamps ids, so also the one that decides which partitions are needed.
+const NOW: &str = "SELECT clock_timestamp()";
+
 /// See [`super::statements`].
-pub const STATEMENTS: &[(&str, &str)] = &[("partitions.list", LIST)];
+pub const STATEMENTS: &[(&str, &str)] = &[("partitions.list", LIST), ("partitions.now", NOW)];
 
 /// A partitioned table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -176,6 +179,14 @@ pub async fn ahead(client: &Client, now: OffsetDateTime) -> Result<i64, StoreErr
         days += 1;
     }
     Ok(days)
+}
+
+/// The database's time, asked for and not estimated: a wrong clock would drop what is wanted.
+///
+/// # Errors
+/// Those of the database.
+pub async fn database_time(client: &Client) -> Result<OffsetDateTime, StoreError> {
+    Ok(client.query_one(NOW, &[]).await?.get(0))
 }
 
 /// Every partition there is, oldest first within its table.

@@ -41,48 +41,25 @@ const RUN_BUDGET: Duration = Duration::from_secs(240);
 /// detached, which harms nobody, and the next run finishes it.
 const DETACH_WAIT: Duration = Duration::from_secs(20);
 /// The least age: yesterday's partitions are always wanted.
-const SHORTEST: Duration = Duration::from_secs(2 * 86_400);
+const SHORTEST: Duration = Duration::from_secs(86_400);
 
 /// How long things are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetentionSettings {
-    events: Duration,
-    attempts: Duration,
-    dead_letters: Duration,
+    /// Age of events, and of deliveries that were skipped or cancelled.
+    pub events: Duration,
+    /// Age of attempts.
+    pub attempts: Duration,
+    /// Age of dead letters.
+    pub dead_letters: Duration,
 }
 
 impl RetentionSettings {
-    /// Ages of events (and of what was skipped or cancelled), attempts, and dead letters.
-    ///
-    /// # Errors
-    /// [`StoreError::Configuration`] when one is under two days.
-    pub fn new(
-        events: Duration,
-        attempts: Duration,
-        dead_letters: Duration,
-    ) -> Result<Self, StoreError> {
-        for (name, age) in [
-            ("EVENTS", events),
-            ("ATTEMPTS", attempts),
-            ("DEAD_LETTERS", dead_letters),
-        ] {
-            if age < SHORTEST {
-                return Err(StoreError::Configuration(format!(
-                    "POSTRIDER_RETENTION_{name} is {age:?}; it must be at least 2 days"
-                )));
-            }
-        }
-        Ok(Self {
-            events,
-            attempts,
-            dead_letters,
-        })
-    }
-
-    const fn age(&self, parent: Parent) -> Duration {
+    /// Under a day means a day: today's and yesterday's partitions are in use.
+    fn age(&self, parent: Parent) -> Duration {
         match parent {
-            Parent::Events | Parent::Closed => self.events,
-            Parent::Attempts => self.attempts,
+            Parent::Events | Parent::Closed => self.events.max(SHORTEST),
+            Parent::Attempts => self.attempts.max(SHORTEST),
         }
     }
 }

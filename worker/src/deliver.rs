@@ -1,0 +1,162 @@
+//! One attempt, top to bottom: the function a reviewer must read.
+//!
+//! No database connection is held here (D7): the job came with everything it needs, and the outcome
+//! goes to the recorder, which batches.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use shared::domain::attempt::Outcome;
+use shared::ids::{DeliveryId, EventId, created_at};
+use shared::policy::classify::{SendError, SendResult, Verdict};
+use shared::policy::decide::{Progress, decide};
+use shared::runtime::clock::{BootTime, DatabaseClock, boot_time, wall_time};
+use shared::runtime::jitter;
+use tokio::sync::mpsc;
+
+use crate::job::{AttemptFacts, EventData, Job, Record};
+use crate::metrics;
+use crate::sender::{OutboundRequest, Sender, Stamp, Timings, headers_for};
+
+/// What every attempt needs.
+pub struct Context {
+    /// Makes the request.
+    pub sender: Sender,
+    /// Stamps the attempt.
+    pub clock: Arc<DatabaseClock>,
+    /// To the recorder; has room for every permit there is.
+    pub records: mpsc::Sender<Record>,
+}
+
+/// Makes one attempt and hands its outcome to the recorder. Whatever happens, a panic included, a
+/// record is made: otherwise the permit would never come back.
+pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
+    let started = boot_time();
+    let sent = match job.row.event.clone() {
+        Some(event) => {
+            let sending = attempt(&context.sender, &job, &event);
+            match AssertUnwindSafe(sending).catch_unwind().await {
+                Ok(sent) => sent,
+                Err(_panic) => internal("a panic while sending"),
+            }
+        }
+        None => internal("the event is gone"),
+    };
+    let record = conclude(&context.clock, *job, started, sent);
+    if context.records.send(record).await.is_err() {
+        tracing::error!("the recorder has ended; an outcome is lost and its delivery will be repeated");
+    }
+}
+
+async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, Timings) {
+    let target = &job.endpoint.target;
+    let Some(url) = target.url.clone() else { return internal("the stored URL cannot be parsed") };
+    // The timestamp is taken when the request starts: receivers refuse old ones.
+    let now = wall_time();
+    let stamp = Stamp {
+        event_id: EventId(job.row.event_id),
+        event_type: &event.event_type,
+        delivery_id: DeliveryId(job.row.id),
+        attempt: job.row.attempts_made.saturating_add(1),
+        started_at: now,
+        secrets: &target.secrets,
+        body: &event.payload,
+    };
+    let headers = match headers_for(&stamp, &url, &target.headers) {
+        Ok(headers) => headers,
+        Err(error) => return (Err(error), Timings::default()),
+    };
+    let timeout = job.endpoint.settings.timeout();
+    sender.send(OutboundRequest { url, headers, body: event.payload.clone(), timeout }).await
+}
+
+fn conclude(
+    clock: &DatabaseClock,
+    job: Job,
+    started: BootTime,
+    (result, timings): (SendResult, Timings),
+) -> Record {
+    let ended = boot_time();
+    let now = clock.at(ended);
+    let verdict = Verdict::of(&result, now);
+    let row = &job.row;
+    let progress = Progress {
+        attempts_made: row.attempts_made.saturating_add(1),
+        attempts_charged: row.attempts_charged,
+        created_at: created_at(row.id),
+        deliver_before: row.event.as_ref().and_then(|event| event.deliver_before),
+    };
+    let decided = decide(&job.endpoint.settings, &progress, &verdict, now, jitter::draw());
+    let total = ended.since(started);
+    log(&job, verdict.outcome, &result, total);
+    measure(verdict.outcome, &timings, total, (now - progress.created_at).as_seconds_f64());
+    let (status, response, note) = facts(result);
+    Record {
+        owner: job.owner,
+        endpoint: job.endpoint.key,
+        delivery: row.id,
+        event_id: row.event_id,
+        tenant: row.tenant,
+        attempts_before: row.attempts_made,
+        attempts_charged: decided.charged,
+        outcome: verdict.outcome,
+        decision: decided.decision,
+        attempt: Some(AttemptFacts {
+            started_at: clock.at(started),
+            endpoint_version: job.endpoint.version,
+            status,
+            queue_us: micros(started.since(job.loaded_at)),
+            ttfb_us: timings.first_byte.map(micros),
+            total_ms: i32::try_from(total.as_millis()).unwrap_or(i32::MAX),
+            addr: timings.addr,
+            response,
+        }),
+        note: note.or(decided.reason.map(str::to_owned)),
+        suspect: job.suspect,
+    }
+}
+
+fn facts(result: SendResult) -> (Option<u16>, Bytes, Option<String>) {
+    match result {
+        Ok(response) => {
+            let note = response.body.note().map(str::to_owned);
+            (Some(response.status), response.excerpt, note)
+        }
+        Err(error) => (None, Bytes::new(), Some(error.to_string().replace('\0', "\u{fffd}"))),
+    }
+}
+
+fn measure(outcome: Outcome, timings: &Timings, total: Duration, lag_seconds: f64) {
+    metrics::ATTEMPT_SECONDS.with_label_values(&["total"]).observe(total.as_secs_f64());
+    if let Some(first_byte) = timings.first_byte {
+        metrics::ATTEMPT_SECONDS.with_label_values(&["first_byte"]).observe(first_byte.as_secs_f64());
+    }
+    if outcome == Outcome::Delivered {
+        metrics::DELIVERY_LAG.observe(lag_seconds.max(0.0));
+    }
+}
+
+/// One line per attempt: debug when it succeeded, info when not. Ids and classes, nothing else (S2).
+fn log(job: &Job, outcome: Outcome, result: &SendResult, total: Duration) {
+    let error = result.as_ref().err().map(SendError::kind);
+    let status = result.as_ref().ok().map(|response| response.status);
+    let delivery = DeliveryId(job.row.id);
+    let event = EventId(job.row.event_id);
+    let number = job.row.attempts_made.saturating_add(1);
+    if outcome == Outcome::Delivered {
+        tracing::debug!(delivery.id = %delivery, event.id = %event, endpoint.id = %job.endpoint.id, attempt.number = number, outcome.kind = outcome.name(), status, total_ms = total.as_millis(), "an attempt succeeded");
+    } else {
+        tracing::info!(delivery.id = %delivery, event.id = %event, endpoint.id = %job.endpoint.id, attempt.number = number, outcome.kind = outcome.name(), status, error.kind = error, total_ms = total.as_millis(), "an attempt failed");
+    }
+}
+
+fn internal(reason: &'static str) -> (SendResult, Timings) {
+    (Err(SendError::Internal(reason)), Timings::default())
+}
+
+fn micros(length: Duration) -> i32 {
+    i32::try_from(length.as_micros()).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,126 @@
+//! What travels through a worker: a loaded row, the job of sending it, and the record of what came of it.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use shared::domain::attempt::Outcome;
+use shared::domain::delivery::Kind;
+use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
+use shared::policy::decide::Decision;
+use shared::runtime::clock::BootTime;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::endpoint_config::SharedConfig;
+
+/// A live row of `ready` or `retry` with its event.
+#[derive(Debug, Clone)]
+pub struct LiveRow {
+    /// The delivery.
+    pub id: Uuid,
+    /// Its event.
+    pub event_id: Uuid,
+    /// Whose it is.
+    pub tenant: TenantKey,
+    /// Requests made so far; the next one has this number plus one.
+    pub attempts_made: u16,
+    /// How many of them were charged (D4).
+    pub attempts_charged: u16,
+    /// Why it exists.
+    pub kind: Kind,
+    /// `None` when the event is gone, which is our fault: class *internal*.
+    pub event: Option<Arc<EventData>>,
+}
+
+/// What is sent. Never in a log.
+pub struct EventData {
+    /// `order.created`
+    pub event_type: String,
+    /// The bytes that came in (P1).
+    pub payload: Bytes,
+    /// The event's own end of life.
+    pub deliver_before: Option<OffsetDateTime>,
+}
+
+impl std::fmt::Debug for EventData {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("EventData").field("bytes", &self.payload.len()).finish_non_exhaustive()
+    }
+}
+
+/// Which life of which slot something belongs to: the fence (D3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ownership {
+    /// The worker's life.
+    pub incarnation: Incarnation,
+    /// The share of the endpoints.
+    pub slot: Slot,
+    /// The number of the take-over.
+    pub epoch: Epoch,
+}
+
+/// One request to make.
+#[derive(Debug)]
+pub struct Job {
+    /// Under which ownership it was admitted.
+    pub owner: Ownership,
+    /// The endpoint as it was when admitted.
+    pub endpoint: SharedConfig,
+    /// What to send.
+    pub row: LiveRow,
+    /// When its row was loaded; the queue wait starts here.
+    pub loaded_at: BootTime,
+    /// It was in flight when a worker died: the death is charged to it before it is sent.
+    pub suspect: bool,
+}
+
+/// What is written about a delivery: the attempt, if there was one, and where the delivery goes.
+#[derive(Debug)]
+pub struct Record {
+    /// Under which ownership it was sent; a stale one changes nothing (D3).
+    pub owner: Ownership,
+    /// The endpoint.
+    pub endpoint: EndpointKey,
+    /// The delivery.
+    pub delivery: Uuid,
+    /// Its event.
+    pub event_id: Uuid,
+    /// Whose it is.
+    pub tenant: TenantKey,
+    /// Attempts made before this one.
+    pub attempts_before: u16,
+    /// Attempts charged, this one included if it is.
+    pub attempts_charged: u16,
+    /// What was observed.
+    pub outcome: Outcome,
+    /// What follows.
+    pub decision: Decision,
+    /// The request, unless none was made (expired, internal).
+    pub attempt: Option<AttemptFacts>,
+    /// In words, for the dead letter or the attempt; no secret, payload or address part of a URL.
+    pub note: Option<String>,
+    /// See [`Job::suspect`]: cleared of suspicion once this is recorded.
+    pub suspect: bool,
+}
+
+/// The facts of one HTTP request.
+#[derive(Debug)]
+pub struct AttemptFacts {
+    /// Estimated database time.
+    pub started_at: OffsetDateTime,
+    /// Which version of the endpoint.
+    pub endpoint_version: i32,
+    /// HTTP status, if an answer began.
+    pub status: Option<u16>,
+    /// Microseconds from loaded to started.
+    pub queue_us: i32,
+    /// Microseconds from started to the head of the answer.
+    pub ttfb_us: Option<i32>,
+    /// Milliseconds from started to ended.
+    pub total_ms: i32,
+    /// The address dialled.
+    pub addr: Option<IpAddr>,
+    /// The beginning of the answer's body.
+    pub response: Bytes,
+}

@@ -1,0 +1,184 @@
+//! Jobs: work for the whole installation that one worker does at a time.
+//!
+//! - [`maintenance`]: partitions ahead, retention behind.
+//! - [`backlog`]: which endpoints have so much waiting that new deliveries are turned away.
+//!
+//! Every worker runs every job's loop; who holds the job's lease does a step, the others ask again.
+//!
+//! # Invariants
+//! - D3: a step is fenced by lease and epoch (`shared::store::leases`). A new life of this process
+//!   (incarnation) takes its leases anew.
+//! - D7: nothing here waits for anything but the database.
+
+mod backlog;
+mod maintenance;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use shared::ids::Incarnation;
+use shared::runtime::Supervisor;
+use shared::store::leases::{self, Lease};
+use shared::store::pool::within;
+use shared::store::retention::RetentionSettings;
+use shared::store::{Database, Role, Session, StoreError};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Retention;
+use crate::lease::Ownerships;
+
+/// How often a worker that does not hold a lease asks for it: a job may pause this long when its
+/// leader dies, after the worker was declared dead.
+const STANDBY: Duration = Duration::from_secs(10);
+/// The pause after a failed step. The database may be away: others need it more.
+const AFTER_ERROR: Duration = Duration::from_secs(10);
+/// At shutdown, giving a lease back is a courtesy: it ends with the worker's life anyhow.
+const RELEASE_BUDGET: Duration = Duration::from_secs(1);
+
+/// What is done while a lease is held.
+trait Job: Send {
+    /// The name of the lease.
+    const NAME: &'static str;
+    /// What its connection is for.
+    const ROLE: Role;
+
+    /// One step; returns the pause until the next one.
+    fn step(
+        &mut self,
+        session: &mut Session,
+        lease: &Lease,
+    ) -> impl Future<Output = Result<Duration, StoreError>> + Send;
+}
+
+/// What the jobs need. Cheap to clone.
+#[derive(Clone)]
+pub struct Jobs {
+    database: Database,
+    owned: watch::Receiver<Ownerships>,
+    retention: RetentionSettings,
+}
+
+impl Jobs {
+    /// Jobs of the worker whose current life is in `owned`.
+    #[must_use]
+    pub fn new(
+        database: &Database,
+        owned: watch::Receiver<Ownerships>,
+        retention: Retention,
+    ) -> Self {
+        Self {
+            database: database.clone(),
+            owned,
+            retention: RetentionSettings {
+                events: retention.events,
+                attempts: retention.attempts,
+                dead_letters: retention.dead_letters,
+            },
+        }
+    }
+
+    /// Starts every job's loop.
+    pub fn supervise(self, supervisor: &mut Supervisor) {
+        let jobs = self.clone();
+        supervisor.start("maintenance", move |shutdown| {
+            let job = maintenance::Maintenance::new(jobs.retention);
+            jobs.clone().lead(job, shutdown)
+        });
+        supervisor.start("backlog", move |shutdown| {
+            self.clone().lead(backlog::Backlog, shutdown)
+        });
+    }
+
+    /// Does a job whenever its lease is ours, until shutdown.
+    async fn lead<J: Job>(mut self, mut job: J, shutdown: CancellationToken) {
+        let mut leader = Leader::default();
+        loop {
+            let incarnation = self.owned.borrow_and_update().incarnation;
+            let turn = leader.turn(&self.database, incarnation, &mut job);
+            let pause = tokio::select! {
+                result = turn => result.unwrap_or_else(|error| {
+                    tracing::warn!(job = J::NAME, error.kind = error.kind(), %error, "a job's step failed");
+                    leader = Leader::default();
+                    AFTER_ERROR
+                }),
+                // What the step was doing is undone, or finished by the next leader.
+                () = shutdown.cancelled() => return,
+            };
+            let next = next_turn(&mut self.owned, incarnation, pause);
+            tokio::select! {
+                () = next => {}
+                () = shutdown.cancelled() => return leader.leave().await,
+            }
+        }
+    }
+}
+
+/// After the pause, or at once when this process begins another life.
+async fn next_turn(
+    owned: &mut watch::Receiver<Ownerships>,
+    incarnation: Option<Incarnation>,
+    pause: Duration,
+) {
+    let another = owned.wait_for(|now| now.incarnation.is_some() && now.incarnation != incarnation);
+    tokio::select! {
+        () = tokio::time::sleep(pause) => {}
+        Ok(_ownerships) = another => {}
+    }
+}
+
+/// The connection of a job's loop, and its lease while it has it.
+#[derive(Default)]
+struct Leader {
+    session: Option<Session>,
+    lease: Option<Lease>,
+}
+
+impl Leader {
+    async fn turn<J: Job>(
+        &mut self,
+        database: &Database,
+        incarnation: Option<Incarnation>,
+        job: &mut J,
+    ) -> Result<Duration, StoreError> {
+        let Some(incarnation) = incarnation else {
+            self.lease = None;
+            return Ok(STANDBY);
+        };
+        self.lease = self.lease.take().filter(|lease| lease.owner == incarnation);
+        if self
+            .session
+            .as_ref()
+            .is_none_or(|session| session.is_closed())
+        {
+            self.session = Some(database.connect(J::ROLE).await?);
+        }
+        let Some(session) = self.session.as_mut() else {
+            return Ok(STANDBY);
+        };
+        if self.lease.is_none() {
+            self.lease = leases::acquire(session, J::NAME, incarnation).await?;
+            if let Some(lease) = &self.lease {
+                tracing::info!(
+                    job = J::NAME,
+                    epoch = lease.epoch.0,
+                    "this worker does the job now"
+                );
+            }
+        }
+        match &self.lease {
+            Some(lease) => job.step(session, lease).await,
+            None => Ok(STANDBY),
+        }
+    }
+
+    async fn leave(self) {
+        let (Some(session), Some(lease)) = (self.session, self.lease) else {
+            return;
+        };
+        if let Err(error) = within(RELEASE_BUDGET, leases::release(&session, &lease)).await {
+            tracing::debug!(job = lease.name, %error, "a job's lease ends with this worker's life");
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! The lease: this process's life in the eyes of the others, and which slots it owns.
+//!
+//! One loop per process, on a connection of its own, apart from recording: a slow record never costs
+//! a lease. Each life has a new id (incarnation); once it was declared dead, nothing of it counts.
+//!
+//! # Invariants
+//! - D3 the instant a renewal is *sent* bounds when sends may start; the fence in the database decides.
+//! - Others are declared dead only after this session has been healthy for a whole TTL: after an outage
+//!   of the database the first one back must not take everything from those who come back just behind it.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use shared::ids::{Epoch, Incarnation, SLOT_COUNT, Slot};
+use shared::runtime::clock::{BootTime, DatabaseClock, boot_time};
+use shared::runtime::{budgets, jitter};
+use shared::store::pool::within;
+use shared::store::{Database, Role, Session, StoreError, slots};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::metrics;
+use crate::scheduler::Input;
+
+/// One statement of the lease; short, so that a hung connection is replaced while the lease lives.
+const STATEMENT_BUDGET: Duration = Duration::from_secs(3);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What this process owns, for the tasks that ask the database about it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ownerships {
+    /// The current life, if one has begun.
+    pub incarnation: Option<Incarnation>,
+    /// Its slots.
+    pub slots: HashSet<Slot>,
+}
+
+/// See the module.
+pub struct Lease {
+    /// The database.
+    pub database: Database,
+    /// Host and process id, for people.
+    pub name: String,
+    /// How long a lease lasts.
+    pub ttl: Duration,
+    /// Corrected by each renewal.
+    pub clock: Arc<DatabaseClock>,
+    /// To the engine.
+    pub engine: mpsc::Sender<Input>,
+    /// Slots that the engine gives up; nothing of them is on the wire.
+    pub releases: mpsc::Receiver<Vec<(Slot, Epoch)>>,
+    /// Deliveries on the wire for a while, kept by the engine.
+    pub in_flight: Arc<Mutex<Vec<Uuid>>>,
+    /// What is owned, for the others.
+    pub owned: watch::Sender<Ownerships>,
+    /// Something changed about workers or slots: look now.
+    pub wake: Arc<tokio::sync::Notify>,
+}
+
+/// Why a life ended.
+enum End {
+    /// Declared dead: begin another.
+    Lost,
+    /// Shutdown, and everything handed over.
+    Left,
+}
+
+impl Lease {
+    /// Lives until `drain` was asked for and all slots are handed over, or until `stop`.
+    pub async fn run(mut self, drain: CancellationToken, stop: CancellationToken) {
+        loop {
+            let end = tokio::select! {
+                end = self.live(&drain) => end,
+                () = stop.cancelled() => return,
+            };
+            match end {
+                End::Left => return,
+                End::Lost => {
+                    metrics::LEASE_LOST.inc();
+                    tracing::warn!("this worker was declared dead; it starts again under a new id");
+                }
+            }
+        }
+    }
+
+    async fn live(&mut self, drain: &CancellationToken) -> End {
+        let incarnation = Incarnation(Uuid::new_v4());
+        let mut session = self.begin(incarnation).await;
+        let mut healthy_since = boot_time();
+        loop {
+            let step = self.step(&mut session, incarnation, healthy_since, drain).await;
+            match step {
+                Ok(None) => {}
+                Ok(Some(end)) => {
+                    self.forget().await;
+                    return end;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the lease could not be renewed; connecting again");
+                    session = self.reconnect().await;
+                    healthy_since = boot_time();
+                    continue;
+                }
+            }
+            self.wait(&mut session, incarnation, drain).await;
+        }
+    }
+
+    /// Connects and joins under a new id.
+    async fn begin(&self, incarnation: Incarnation) -> Session {
+        loop {
+            let session = self.reconnect().await;
+            let sent = boot_time();
+            let joining = slots::join(&session, incarnation, &self.name, self.ttl);
+            match within(STATEMENT_BUDGET, joining).await {
+                Ok(now) => {
+                    self.clock.measured(sent, boot_time(), now);
+                    self.tell(Input::Born(incarnation)).await;
+                    self.tell(Input::Renewed { sent_at: sent }).await;
+                    self.owned.send_modify(|owned| owned.incarnation = Some(incarnation));
+                    announce(&session).await;
+                    tracing::info!(worker.incarnation = %incarnation.0, "a worker joined");
+                    return session;
+                }
+                Err(error) => tracing::warn!(%error, "cannot join; trying again"),
+            }
+            tokio::time::sleep(LONGEST_PAUSE).await;
+        }
+    }
+
+    async fn reconnect(&self) -> Session {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.database.connect(Role::Worker).await {
+                Ok(session) => return session,
+                Err(error) => tracing::warn!(%error, "no connection for the lease; trying again"),
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + jitter::fraction())).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Renews, buries the dead, takes or gives up slots.
+    async fn step(
+        &mut self,
+        session: &mut Session,
+        incarnation: Incarnation,
+        healthy_since: BootTime,
+        drain: &CancellationToken,
+    ) -> Result<Option<End>, StoreError> {
+        if !self.renew(session, incarnation).await? {
+            return Ok(Some(End::Lost));
+        }
+        if drain.is_cancelled() {
+            if self.owned.borrow().slots.is_empty() {
+                within(STATEMENT_BUDGET, slots::leave(session, incarnation)).await?;
+                announce(session).await;
+                return Ok(Some(End::Left));
+            }
+            return Ok(None);
+        }
+        if boot_time().since(healthy_since) >= self.ttl {
+            let dead = within(STATEMENT_BUDGET, slots::declare_dead(session, incarnation)).await?;
+            if dead > 0 {
+                tracing::warn!(dead, "workers whose lease ran out were declared dead");
+            }
+        }
+        self.rebalance(session, incarnation).await?;
+        Ok(None)
+    }
+
+    async fn renew(&self, session: &Session, incarnation: Incarnation) -> Result<bool, StoreError> {
+        let in_flight = self.in_flight.lock().map(|ids| ids.clone()).unwrap_or_default();
+        // Taken before the statement is sent: the lease runs from here, whatever the network does.
+        let sent_at = boot_time();
+        let renewing = slots::renew(session, incarnation, self.ttl, &in_flight);
+        let Some(now) = within(STATEMENT_BUDGET, renewing).await? else { return Ok(false) };
+        self.clock.measured(sent_at, boot_time(), now);
+        self.tell(Input::Renewed { sent_at }).await;
+        Ok(true)
+    }
+
+    async fn rebalance(&self, session: &Session, incarnation: Incarnation) -> Result<(), StoreError> {
+        let census = within(STATEMENT_BUDGET, slots::census(session)).await?;
+        let own = self.owned.borrow().slots.len();
+        let all = usize::try_from(SLOT_COUNT).unwrap_or(0);
+        let target = all.div_ceil(census.workers.max(1));
+        metrics::SLOTS.with_label_values(&["owned"]).set(gauge(own));
+        metrics::SLOTS.with_label_values(&["unowned"]).set(gauge(census.free));
+        if own > target {
+            self.tell(Input::Release { count: own - target }).await;
+        } else if own < target && census.free > 0 {
+            self.acquire(session, incarnation, target - own).await?;
+        }
+        Ok(())
+    }
+
+    async fn acquire(
+        &self,
+        session: &Session,
+        incarnation: Incarnation,
+        count: usize,
+    ) -> Result<(), StoreError> {
+        let taking = slots::acquire(session, incarnation, count);
+        let slots = within(STATEMENT_BUDGET, taking).await?;
+        if slots.is_empty() {
+            return Ok(());
+        }
+        let suspects = within(STATEMENT_BUDGET, slots::suspects(session)).await?;
+        tracing::info!(slots = slots.len(), suspects = suspects.len(), "slots were taken");
+        self.owned.send_modify(|owned| owned.slots.extend(slots.iter().map(|(slot, _)| *slot)));
+        self.tell(Input::Acquired { slots, suspects }).await;
+        Ok(())
+    }
+
+    /// Until the next renewal; hands over what the engine gives up meanwhile.
+    async fn wait(&mut self, session: &mut Session, incarnation: Incarnation, drain: &CancellationToken) {
+        let draining = drain.is_cancelled();
+        let renewal = tokio::time::sleep(budgets::RENEW_INTERVAL);
+        tokio::select! {
+            () = renewal => {}
+            () = self.wake.notified() => {}
+            () = drain.cancelled(), if !draining => {}
+            slots = self.releases.recv() => {
+                let Some(slots) = slots else { return };
+                self.release(session, incarnation, slots).await;
+            }
+        }
+    }
+
+    async fn release(
+        &self,
+        session: &mut Session,
+        incarnation: Incarnation,
+        leaving: Vec<(Slot, Epoch)>,
+    ) {
+        let leaving: Vec<Slot> = leaving.into_iter().map(|(slot, _)| slot).collect();
+        match within(STATEMENT_BUDGET, slots::release(session, incarnation, &leaving)).await {
+            Ok(_) => announce(session).await,
+            // The slots count as ours until the lease ends; then somebody takes them.
+            Err(error) => tracing::warn!(%error, "slots could not be handed over"),
+        }
+        self.owned.send_modify(|owned| owned.slots.retain(|slot| !leaving.contains(slot)));
+        tracing::info!(slots = leaving.len(), "slots were handed over");
+        self.tell(Input::Released(leaving)).await;
+    }
+
+    async fn forget(&self) {
+        self.owned.send_replace(Ownerships::default());
+        self.tell(Input::LeaseLost).await;
+    }
+
+    async fn tell(&self, input: Input) {
+        if self.engine.send(input).await.is_err() {
+            tracing::debug!("the engine has ended");
+        }
+    }
+}
+
+/// Tells the other workers to look at the slots now; without it they look within two seconds.
+async fn announce(session: &Session) {
+    if let Err(error) = within(STATEMENT_BUDGET, session.batch_execute("NOTIFY postrider_slots")).await {
+        tracing::debug!(%error, "the other workers could not be told");
+    }
+}
+
+fn gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

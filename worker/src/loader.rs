@@ -1,0 +1,321 @@
+//! The loader: answers the scheduler's questions to the database: which endpoints have work, which
+//! rows are theirs, what their configuration is.
+//!
+//! Two connections: scans (the truth, which may be slow under a held snapshot) never delay loads
+//! (the fast path). A question that cannot be answered is answered with its failure; the scheduler asks
+//! again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use shared::domain::endpoint::EndpointState;
+use shared::ids::{EndpointKey, Epoch, Slot};
+use shared::policy::signing::Secret;
+use shared::runtime::clock::{DatabaseClock, boot_time};
+use shared::runtime::jitter;
+use shared::sealing::MasterKeys;
+use shared::store::endpoint_configs::{self, StoredEndpoint};
+use shared::store::pool::within;
+use shared::store::queue::{self, Row, Statements, Want};
+use shared::store::{Database, Role, Session, StoreError};
+use tokio::sync::mpsc;
+
+use crate::endpoint_config::{EndpointConfig, SharedConfig, SigningSecret, Target};
+use crate::job::{EventData, LiveRow, Ownership};
+use crate::scheduler::{Found, Input, LoadRequest, LoadedEndpoint};
+use crate::sender;
+
+const STATEMENT_BUDGET: Duration = Duration::from_secs(8);
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// A question of the scheduler.
+#[derive(Debug)]
+pub enum Question {
+    /// Which endpoints of these slots have live rows?
+    Scan(Vec<(Slot, Epoch)>),
+    /// Rows and configurations.
+    Load(Vec<LoadRequest>),
+    /// Close live rows of an endpoint.
+    Close(Close),
+}
+
+/// See [`crate::scheduler::Effect::Close`].
+#[derive(Debug)]
+pub struct Close {
+    /// The fence.
+    pub owner: Ownership,
+    /// Whose rows.
+    pub endpoint: EndpointKey,
+    /// Why.
+    pub reason: shared::domain::delivery::CloseReason,
+    /// On the wire.
+    pub except: Vec<uuid::Uuid>,
+}
+
+/// Answers questions on one connection, one after the other.
+pub struct Loader {
+    /// The database.
+    pub database: Database,
+    /// From the engine, which asks a bounded number at a time.
+    pub questions: mpsc::Receiver<Question>,
+    /// To the engine.
+    pub engine: mpsc::Sender<Input>,
+    /// For due times.
+    pub clock: Arc<DatabaseClock>,
+    /// To open secrets.
+    pub keys: Arc<MasterKeys>,
+}
+
+impl Loader {
+    /// Answers until the engine is gone.
+    pub async fn run(mut self) {
+        let mut connection = None;
+        while let Some(question) = self.questions.recv().await {
+            let answer = match self.answer(&mut connection, &question).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    tracing::warn!(%error, "the database did not answer a question of the scheduler");
+                    connection = None;
+                    tokio::time::sleep(PAUSE.mul_f64(0.5 + jitter::fraction())).await;
+                    failure(question)
+                }
+            };
+            if self.engine.send(answer).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn answer(
+        &self,
+        connection: &mut Option<(Session, Statements)>,
+        question: &Question,
+    ) -> Result<Input, StoreError> {
+        if connection.is_none() {
+            let session = self.database.connect(Role::Worker).await?;
+            let statements = within(STATEMENT_BUDGET, Statements::prepare(&session)).await?;
+            *connection = Some((session, statements));
+        }
+        let Some((session, sql)) = connection else {
+            return Err(StoreError::Unavailable("no connection".to_owned()));
+        };
+        match question {
+            Question::Scan(slots) => scan(session, sql, slots).await,
+            Question::Load(requests) => self.load(session, sql, requests).await,
+            Question::Close(close) => close_rows(session, sql, close).await,
+        }
+    }
+
+    async fn load(
+        &self,
+        session: &Session,
+        sql: &Statements,
+        requests: &[LoadRequest],
+    ) -> Result<Input, StoreError> {
+        let unknown: Vec<EndpointKey> =
+            requests.iter().filter(|request| request.config).map(|request| request.endpoint).collect();
+        // The configuration is read before the rows: what is sent is never older than what was read.
+        let mut configs = if unknown.is_empty() {
+            HashMap::new()
+        } else {
+            let stored = within(STATEMENT_BUDGET, endpoint_configs::read(session, &unknown)).await?;
+            self.open_all(&unknown, stored)
+        };
+        let wants: Vec<Want> = requests.iter().map(want).collect();
+        let now = self.clock.now();
+        let (ready, retry) = within(STATEMENT_BUDGET, queue::load(session, sql, &wants, now)).await?;
+        let mut results: Vec<LoadedEndpoint> = requests
+            .iter()
+            .map(|request| LoadedEndpoint {
+                slot: request.slot,
+                epoch: request.epoch,
+                endpoint: request.endpoint,
+                rows: Vec::new(),
+                more_ready: false,
+                retries_read: request.retry_limit > 0,
+                next_due: None,
+                config: configs.remove(&request.endpoint),
+            })
+            .collect();
+        hand_out_retries(&mut results, requests, retry, now);
+        hand_out_ready(&mut results, requests, ready);
+        Ok(Input::Loaded(results))
+    }
+
+    /// Opens what is sealed. An endpoint whose secrets cannot be opened is left out: it is tried again,
+    /// and its deliveries wait, because a wrong master key is our mistake, not a reason to give up on them.
+    fn open_all(
+        &self,
+        asked: &[EndpointKey],
+        stored: Vec<StoredEndpoint>,
+    ) -> HashMap<EndpointKey, SharedConfig> {
+        let mut configs = HashMap::with_capacity(asked.len());
+        for key in asked {
+            configs.insert(*key, Arc::new(vanished(*key)));
+        }
+        for endpoint in stored {
+            let key = endpoint.key;
+            let id = endpoint.id;
+            match open(&self.keys, endpoint) {
+                Ok(config) => {
+                    configs.insert(key, Arc::new(config));
+                }
+                Err(error) => {
+                    tracing::error!(endpoint.id = %id, %error, "an endpoint's secrets cannot be opened; its deliveries wait");
+                    configs.remove(&key);
+                }
+            }
+        }
+        configs
+    }
+}
+
+async fn scan(session: &Session, sql: &Statements, slots: &[(Slot, Epoch)]) -> Result<Input, StoreError> {
+    let numbers: Vec<Slot> = slots.iter().map(|(slot, _)| *slot).collect();
+    let started = boot_time();
+    let waiting = within(STATEMENT_BUDGET, queue::scan(session, sql, &numbers)).await?;
+    let found = waiting.into_iter().map(|waiting| Found {
+        slot: waiting.slot,
+        endpoint: waiting.endpoint,
+        tenant: waiting.tenant,
+        ready: waiting.ready,
+        next_due: waiting.next_due,
+    });
+    let found = found.collect();
+    Ok(Input::Scanned { slots: slots.to_vec(), found, took: boot_time().since(started) })
+}
+
+async fn close_rows(session: &Session, sql: &Statements, close: &Close) -> Result<Input, StoreError> {
+    let owner = close.owner;
+    let fence = (owner.incarnation, owner.slot, owner.epoch);
+    let what = (close.endpoint, close.reason);
+    let closing = queue::close(session, sql, fence, what, &close.except);
+    let more = match within(STATEMENT_BUDGET, closing).await {
+        Ok(closed) => closed > 0,
+        Err(StoreError::NotOwner) => false,
+        Err(error) => return Err(error),
+    };
+    Ok(Input::Closed { slot: owner.slot, epoch: owner.epoch, endpoint: close.endpoint, more })
+}
+
+fn failure(question: Question) -> Input {
+    match question {
+        Question::Scan(slots) => Input::ScanFailed(slots),
+        Question::Load(requests) => Input::LoadFailed(requests),
+        Question::Close(close) => Input::Closed {
+            slot: close.owner.slot,
+            epoch: close.owner.epoch,
+            endpoint: close.endpoint,
+            more: true,
+        },
+    }
+}
+
+fn want(request: &LoadRequest) -> Want {
+    let limit = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+    Want {
+        slot: request.slot,
+        endpoint: request.endpoint,
+        cursor: request.cursor,
+        ready_limit: limit(request.ready_limit),
+        retry_limit: limit(request.retry_limit),
+    }
+}
+
+fn hand_out_ready(results: &mut [LoadedEndpoint], requests: &[LoadRequest], rows: Vec<Row>) {
+    let mut counts = vec![0_usize; requests.len()];
+    for row in rows {
+        if let (Some(result), Some(count)) = (results.get_mut(row.want), counts.get_mut(row.want)) {
+            *count += 1;
+            result.rows.push(live(row));
+        }
+    }
+    for ((result, request), count) in results.iter_mut().zip(requests).zip(counts) {
+        result.more_ready = request.ready_limit > 0 && count >= request.ready_limit;
+    }
+}
+
+fn hand_out_retries(
+    results: &mut [LoadedEndpoint],
+    requests: &[LoadRequest],
+    rows: Vec<Row>,
+    now: time::OffsetDateTime,
+) {
+    let mut counts = vec![0_usize; requests.len()];
+    for row in rows {
+        let (Some(result), Some(count)) = (results.get_mut(row.want), counts.get_mut(row.want)) else {
+            continue;
+        };
+        match row.due_at {
+            Some(due) if due > now => result.next_due = result.next_due.or(Some(due)),
+            Some(_) | None => {
+                *count += 1;
+                result.rows.push(live(row));
+            }
+        }
+    }
+    for ((result, request), count) in results.iter_mut().zip(requests).zip(counts) {
+        if request.retry_limit > 0 && count >= request.retry_limit {
+            // All that were asked for are due: there may be more, due already.
+            result.next_due = Some(now);
+        }
+    }
+}
+
+fn live(row: Row) -> LiveRow {
+    let event = row.event.map(|(event_type, payload, deliver_before)| {
+        Arc::new(EventData { event_type, payload: Bytes::from(payload), deliver_before })
+    });
+    LiveRow {
+        id: row.id,
+        event_id: row.event_id,
+        tenant: row.tenant,
+        attempts_made: row.attempts_made,
+        attempts_charged: row.attempts_charged,
+        kind: row.kind,
+        event,
+    }
+}
+
+fn open(keys: &MasterKeys, stored: StoredEndpoint) -> Result<EndpointConfig, String> {
+    let uuid = stored.id.0;
+    let mut secrets = Vec::with_capacity(stored.sealed_secrets.len());
+    for (sealed, expires_at) in &stored.sealed_secrets {
+        let key = keys.open(sealed, &format!("secret:{uuid}")).map_err(|error| error.to_string())?;
+        let secret = Secret::from_bytes(&key).map_err(|error| error.to_string())?;
+        secrets.push(SigningSecret { secret, expires_at: *expires_at });
+    }
+    let headers = match &stored.sealed_headers {
+        None => Vec::new(),
+        Some(sealed) => {
+            let json = keys.open(sealed, &format!("headers:{uuid}")).map_err(|error| error.to_string())?;
+            serde_json::from_slice::<Vec<(String, String)>>(&json).map_err(|_json| "stored headers are not JSON".to_owned())?
+        }
+    };
+    Ok(EndpointConfig {
+        key: stored.key,
+        id: stored.id,
+        version: stored.version,
+        state: stored.state,
+        settings: stored.settings,
+        target: Target {
+            url: reqwest::Url::parse(&stored.url).ok(),
+            headers: sender::own_headers(&headers),
+            secrets,
+        },
+    })
+}
+
+/// An endpoint whose row is gone counts as deleted: what waits for it is closed.
+fn vanished(key: EndpointKey) -> EndpointConfig {
+    EndpointConfig {
+        key,
+        id: shared::ids::EndpointId(uuid::Uuid::nil()),
+        version: 0,
+        state: EndpointState::Deleted,
+        settings: shared::domain::endpoint::EndpointSettings::default(),
+        target: Target { url: None, headers: http::HeaderMap::new(), secrets: Vec::new() },
+    }
+}

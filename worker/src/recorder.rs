@@ -1,0 +1,266 @@
+//! The recorder: writes down what came of each delivery, in batches, and tells the engine.
+//!
+//! Whatever queued while the previous batch was written goes into the next: no timer, so no latency
+//! when idle and full batches under load. A permit comes back when its record is *acknowledged*, so what
+//! is sent and not recorded is bounded, whatever happens to the database.
+//!
+//! # Invariants
+//! - Nothing is dropped: a batch is submitted until it is acknowledged. The statement is idempotent, so
+//!   a lost acknowledgement is no harm; it is fenced (D3), so lateness is none either.
+//! - One bad row never fails its batch: halves are submitted until the culprit stands alone, which is
+//!   then stored without its texts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use shared::domain::delivery::{CloseReason, DeadLetterClass};
+use shared::ids::Incarnation;
+use shared::policy::decide::Decision;
+use shared::runtime::clock::boot_time;
+use shared::runtime::jitter;
+use shared::store::pool::within;
+use shared::store::queue::{AttemptRow, Next, RecordRow, Statements};
+use shared::store::{Database, Role, Session, StoreError, commands, queue, slots};
+use tokio::sync::mpsc;
+
+use crate::job::Record;
+use crate::metrics;
+use crate::scheduler::{Input, Recorded};
+
+/// Rows in one statement; larger batches gain nothing and lengthen the wait of their first row.
+const BATCH: usize = 500;
+/// One statement: past this, a new connection.
+const STATEMENT_BUDGET: Duration = Duration::from_secs(8);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Since when the oldest outcome that is not recorded has waited; the engine stops sending when it is
+/// too long ago.
+#[derive(Debug, Default)]
+pub struct RecordLag(AtomicU64);
+
+impl RecordLag {
+    fn begin(&self) {
+        let now = u64::try_from(boot_time().0.as_millis()).unwrap_or(u64::MAX);
+        self.0.store(now.max(1), Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// How long the batch at hand has been tried.
+    #[must_use]
+    pub fn lag(&self) -> Duration {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => boot_time().0.saturating_sub(Duration::from_millis(since)),
+        }
+    }
+}
+
+/// See the module.
+pub struct Recorder {
+    /// The database.
+    pub database: Database,
+    /// From the deliveries.
+    pub records: mpsc::Receiver<Record>,
+    /// To the engine.
+    pub engine: mpsc::Sender<Input>,
+    /// Watched by the engine.
+    pub lag: Arc<RecordLag>,
+}
+
+impl Recorder {
+    /// Records until every sender of `records` is gone and all is written.
+    pub async fn run(mut self) {
+        let mut connection = None;
+        let mut batch = Vec::with_capacity(BATCH);
+        while self.records.recv_many(&mut batch, BATCH).await > 0 {
+            self.lag.begin();
+            let timer = metrics::RECORD_SECONDS.start_timer();
+            for lives in by_incarnation(&mut batch) {
+                self.submit(&mut connection, lives).await;
+            }
+            timer.observe_duration();
+            self.lag.end();
+        }
+    }
+
+    /// Submits records of one incarnation until they are acknowledged, then tells the engine.
+    async fn submit(&self, connection: &mut Option<(Session, Statements)>, records: Vec<Record>) {
+        let mut waiting = vec![(0, records.len())];
+        let mut pause = FIRST_PAUSE;
+        while let Some((from, to)) = waiting.pop() {
+            let Some(part) = records.get(from..to).filter(|part| !part.is_empty()) else { continue };
+            match self.write(connection, part, Texts::Kept).await {
+                Ok(()) => pause = FIRST_PAUSE,
+                Err(error) if error.is_transient() => {
+                    tracing::warn!(%error, records = part.len(), "outcomes could not be recorded; trying again");
+                    *connection = None;
+                    waiting.push((from, to));
+                    tokio::time::sleep(pause.mul_f64(0.5 + jitter::fraction())).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                Err(error) if part.len() == 1 => self.write_alone(connection, part, &error).await,
+                Err(_) => {
+                    let middle = from + (to - from) / 2;
+                    waiting.extend([(middle, to), (from, middle)]);
+                }
+            }
+        }
+        self.follow_up(connection.as_ref(), &records).await;
+        let recorded = records.iter().map(acknowledged).collect();
+        if self.engine.send(Input::Recorded(recorded)).await.is_err() {
+            tracing::debug!("the engine has ended");
+        }
+    }
+
+    async fn write(
+        &self,
+        connection: &mut Option<(Session, Statements)>,
+        records: &[Record],
+        texts: Texts,
+    ) -> Result<(), StoreError> {
+        let Some(first) = records.first() else { return Ok(()) };
+        if connection.is_none() {
+            let session = self.database.connect(Role::Worker).await?;
+            let statements = within(STATEMENT_BUDGET, Statements::prepare(&session)).await?;
+            *connection = Some((session, statements));
+        }
+        let Some((session, statements)) = connection else { return Ok(()) };
+        let rows: Vec<RecordRow<'_>> = records.iter().map(|record| row(record, texts)).collect();
+        let writing = queue::record(session, statements, first.owner.incarnation, &rows);
+        let answers = within(STATEMENT_BUDGET, writing).await?;
+        let stale = answers.iter().filter(|(_, applied)| !applied).count();
+        if stale > 0 {
+            tracing::info!(stale, "outcomes came too late or twice and changed nothing");
+        }
+        Ok(())
+    }
+
+    /// A row that the database refuses by itself: stored without its texts, so that it cannot hold
+    /// up the others, or come back for ever.
+    async fn write_alone(
+        &self,
+        connection: &mut Option<(Session, Statements)>,
+        record: &[Record],
+        why: &StoreError,
+    ) {
+        let delivery = record.first().map(|record| shared::ids::DeliveryId(record.delivery));
+        tracing::error!(delivery.id = ?delivery, error = %why, "an outcome is refused by the database; storing it without its texts");
+        for texts in [Texts::Dropped, Texts::AttemptDropped] {
+            match self.write(connection, record, texts).await {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::error!(delivery.id = ?delivery, %error, "an outcome is refused again");
+                    *connection = None;
+                }
+            }
+        }
+    }
+
+    /// What follows from a record besides itself. Best effort: the next 410 disables the endpoint as
+    /// well, and a suspicion ages out.
+    async fn follow_up(&self, connection: Option<&(Session, Statements)>, records: &[Record]) {
+        let Some((session, _)) = connection else { return };
+        let cleared: Vec<_> = records.iter().filter(|record| record.suspect).map(|record| record.delivery).collect();
+        if !cleared.is_empty()
+            && let Err(error) = within(STATEMENT_BUDGET, slots::clear_suspects(session, &cleared)).await
+        {
+            tracing::warn!(%error, "suspects could not be cleared");
+        }
+        for record in records {
+            let Decision::DisableEndpoint(_) = record.decision else { continue };
+            let disabling = commands::disable(session, record.endpoint, record.tenant, "the receiver answered 410 Gone");
+            match within(STATEMENT_BUDGET, disabling).await {
+                Ok(()) => tracing::warn!(endpoint.key = record.endpoint.0, "an endpoint was disabled: 410 Gone"),
+                Err(error) => tracing::warn!(%error, "an endpoint that answered 410 could not be disabled"),
+            }
+        }
+    }
+}
+
+/// How much of a record is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Texts {
+    Kept,
+    Dropped,
+    AttemptDropped,
+}
+
+/// Splits a batch by life; nearly always there is one.
+fn by_incarnation(batch: &mut Vec<Record>) -> Vec<Vec<Record>> {
+    let mut lives: Vec<(Incarnation, Vec<Record>)> = Vec::new();
+    for record in batch.drain(..) {
+        let incarnation = record.owner.incarnation;
+        match lives.iter_mut().find(|(life, _)| *life == incarnation) {
+            Some((_, records)) => records.push(record),
+            None => lives.push((incarnation, vec![record])),
+        }
+    }
+    lives.into_iter().map(|(_, records)| records).collect()
+}
+
+fn row(record: &Record, texts: Texts) -> RecordRow<'_> {
+    let attempt = record.attempt.as_ref().filter(|_| texts != Texts::AttemptDropped);
+    RecordRow {
+        slot: record.owner.slot,
+        epoch: record.owner.epoch,
+        endpoint: record.endpoint,
+        delivery: record.delivery,
+        event_id: record.event_id,
+        tenant: record.tenant,
+        attempts_before: record.attempts_before,
+        attempts_charged: record.attempts_charged,
+        outcome: record.outcome,
+        next: next(record.decision),
+        note: record.note.as_deref().filter(|_| texts == Texts::Kept),
+        attempt: attempt.map(|attempt| AttemptRow {
+            started_at: attempt.started_at,
+            endpoint_version: attempt.endpoint_version,
+            status: attempt.status,
+            queue_us: attempt.queue_us,
+            ttfb_us: attempt.ttfb_us,
+            total_ms: attempt.total_ms,
+            addr: attempt.addr,
+            response: if texts == Texts::Kept { &attempt.response } else { &[] },
+        }),
+    }
+}
+
+const fn next(decision: Decision) -> Next {
+    match decision {
+        Decision::Complete => Next::Delivered,
+        Decision::RetryAt(at) => Next::Retry(at),
+        Decision::DeadLetter(class) => Next::DeadLetter(class),
+        Decision::Close(reason) | Decision::DisableEndpoint(reason) => Next::Closed(reason),
+    }
+}
+
+fn acknowledged(record: &Record) -> Recorded {
+    let next_due = match record.decision {
+        Decision::RetryAt(at) => Some(at),
+        Decision::Complete
+        | Decision::DeadLetter(_)
+        | Decision::Close(_)
+        | Decision::DisableEndpoint(_) => None,
+    };
+    count(record);
+    Recorded { owner: record.owner, endpoint: record.endpoint, delivery: record.delivery, next_due }
+}
+
+fn count(record: &Record) {
+    if record.attempt.is_some() {
+        metrics::ATTEMPTS.with_label_values(&[record.outcome.name()]).inc();
+    }
+    if let Decision::DeadLetter(class) = record.decision {
+        let class: DeadLetterClass = class;
+        metrics::DEAD_LETTERS.with_label_values(&[class.name()]).inc();
+    }
+    if let Decision::Close(reason) | Decision::DisableEndpoint(reason) = record.decision {
+        let reason: CloseReason = reason;
+        tracing::debug!(reason = reason.name(), "a delivery was closed");
+    }
+}

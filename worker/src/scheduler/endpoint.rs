@@ -1,0 +1,246 @@
+//! What the scheduler knows of one endpoint: its loaded rows, what is on the wire, what to load next.
+//!
+//! # Invariants
+//! - A delivery is in `known` from the moment its row is loaded until its record is acknowledged,
+//!   and in `tombstones` from then until the load that was under way meanwhile has been processed:
+//!   such a load may still show the row (its snapshot is older than the record). There is at most one
+//!   load under way per endpoint, so this is exact. Without it a healthy worker sends twice.
+//! - Every way in (hint, scan, retry timer) ends in [`Endpoint::insert_if_absent`].
+
+use std::collections::{HashSet, VecDeque};
+
+use shared::domain::endpoint::EndpointState;
+use shared::ids::{EndpointKey, Slot, TenantKey};
+use shared::runtime::clock::BootTime;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::LoadedEndpoint;
+use crate::endpoint_config::SharedConfig;
+use crate::job::LiveRow;
+
+/// Loads look back this far before the cursor, because commit order is not id order: two API
+/// processes, or two batches, stamp ids in one order and commit in another. What is later than that
+/// is found by the scan.
+const CURSOR_TRAIL_MS: u128 = 50;
+
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) key: EndpointKey,
+    pub(super) slot: Slot,
+    pub(super) tenant: TenantKey,
+    pub(super) config: Option<SharedConfig>,
+    /// The configuration changed, or was never read: nothing is sent until it has been.
+    pub(super) config_stale: bool,
+    /// Loaded and waiting for a turn, oldest first.
+    pub(super) queue: VecDeque<(LiveRow, BootTime)>,
+    pub(super) known: HashSet<Uuid>,
+    tombstones: HashSet<Uuid>,
+    /// Sent and not yet recorded.
+    pub(super) in_flight: usize,
+    /// `ready` rows up to here have been loaded; nil: start from the beginning.
+    cursor: Uuid,
+    pub(super) more_ready: bool,
+    /// The earliest retry that is known of.
+    pub(super) next_due: Option<OffsetDateTime>,
+    pub(super) load_out: bool,
+    hinted_during_load: bool,
+    stale_during_load: bool,
+    due_during_load: Option<OffsetDateTime>,
+    /// Waits for a turn to load, or to send.
+    pub(super) in_load_turns: bool,
+    pub(super) in_send_turns: bool,
+    /// Its live rows are being closed.
+    pub(super) closing: bool,
+    /// Not before this: its configuration could not be read.
+    pub(super) load_not_before: BootTime,
+    pub(super) last_active: BootTime,
+}
+
+impl Endpoint {
+    pub(super) fn new(key: EndpointKey, slot: Slot, tenant: TenantKey, now: BootTime) -> Self {
+        Self {
+            key,
+            slot,
+            tenant,
+            config: None,
+            config_stale: true,
+            queue: VecDeque::new(),
+            known: HashSet::new(),
+            tombstones: HashSet::new(),
+            in_flight: 0,
+            cursor: Uuid::nil(),
+            more_ready: false,
+            next_due: None,
+            load_out: false,
+            hinted_during_load: false,
+            stale_during_load: false,
+            due_during_load: None,
+            in_load_turns: false,
+            in_send_turns: false,
+            closing: false,
+            load_not_before: BootTime(std::time::Duration::ZERO),
+            last_active: now,
+        }
+    }
+
+    /// There may be `ready` rows behind the cursor.
+    pub(super) fn hinted(&mut self) {
+        self.more_ready = true;
+        self.hinted_during_load |= self.load_out;
+    }
+
+    /// The scan saw rows: start from the beginning, in case one committed behind the cursor.
+    pub(super) fn scanned(&mut self, ready: bool, next_due: Option<OffsetDateTime>) {
+        if ready {
+            self.cursor = Uuid::nil();
+            self.hinted();
+        }
+        self.due(next_due);
+    }
+
+    /// A retry is due at this instant.
+    pub(super) fn due(&mut self, at: Option<OffsetDateTime>) {
+        self.next_due = earliest(self.next_due, at);
+        if self.load_out {
+            self.due_during_load = earliest(self.due_during_load, at);
+        }
+    }
+
+    /// Anything about the endpoint changed.
+    pub(super) fn changed(&mut self) {
+        self.config_stale = true;
+        self.stale_during_load |= self.load_out;
+    }
+
+    pub(super) fn limit(&self) -> usize {
+        self.config.as_ref().map_or(10, |config| usize::from(config.settings.max_in_flight))
+    }
+
+    pub(super) fn enabled(&self) -> bool {
+        !self.config_stale
+            && self.config.as_ref().is_some_and(|config| config.state == EndpointState::Enabled)
+    }
+
+    pub(super) fn retry_due(&self, now: OffsetDateTime) -> bool {
+        self.next_due.is_some_and(|due| due <= now)
+    }
+
+    /// Whether a load would help now. Rows are loaded on demand, at most twice the limit ahead.
+    pub(super) fn wants_load(&self, boot: BootTime, now: OffsetDateTime) -> bool {
+        if self.load_out || boot < self.load_not_before {
+            return false;
+        }
+        if self.config_stale {
+            return true;
+        }
+        self.enabled()
+            && !self.closing
+            && self.queue.len() < self.limit()
+            && (self.more_ready || self.retry_due(now))
+    }
+
+    /// The cursor to load from and how many rows to ask for.
+    pub(super) fn load_from(&self) -> (Uuid, usize) {
+        let wanted = (2 * self.limit()).saturating_sub(self.queue.len());
+        let trail = CURSOR_TRAIL_MS << 80;
+        let cursor = Uuid::from_u128(self.cursor.as_u128().saturating_sub(trail));
+        // What is known comes back with the rest and must not use up the limit.
+        (cursor, wanted + self.known.len())
+    }
+
+    /// Takes in the result of a load. Returns the rows that were not known.
+    pub(super) fn loaded(&mut self, result: LoadedEndpoint, boot: BootTime) -> Vec<LiveRow> {
+        self.load_out = false;
+        if let Some(config) = result.config {
+            self.config = Some(config);
+            self.config_stale = self.stale_during_load;
+        }
+        self.more_ready = result.more_ready || self.hinted_during_load;
+        if result.retries_read {
+            self.next_due = earliest(result.next_due, self.due_during_load);
+        }
+        let mut fresh = Vec::with_capacity(result.rows.len());
+        for row in result.rows {
+            if row.attempts_made == 0 {
+                self.cursor = self.cursor.max(row.id);
+            }
+            if self.insert_if_absent(row.id) {
+                fresh.push(row);
+            }
+        }
+        self.load_ended();
+        self.last_active = boot;
+        fresh
+    }
+
+    /// A load that brought nothing: the database is away, or the answer came too late.
+    pub(super) fn load_failed(&mut self, again_at: BootTime) {
+        self.load_out = false;
+        self.more_ready = true;
+        self.load_not_before = again_at;
+        self.load_ended();
+    }
+
+    fn load_ended(&mut self) {
+        self.hinted_during_load = false;
+        self.stale_during_load = false;
+        self.due_during_load = None;
+        // No load that started before these records is under way any more.
+        self.tombstones.clear();
+    }
+
+    fn insert_if_absent(&mut self, id: Uuid) -> bool {
+        !self.tombstones.contains(&id) && self.known.insert(id)
+    }
+
+    /// The record of a delivery was acknowledged.
+    pub(super) fn recorded(&mut self, id: Uuid, next_due: Option<OffsetDateTime>, now: BootTime) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.forget(id);
+        self.due(next_due);
+        self.last_active = now;
+    }
+
+    /// A row that is not ours to send any more; a load under way may still show it.
+    pub(super) fn forget(&mut self, id: Uuid) {
+        self.known.remove(&id);
+        if self.load_out {
+            self.tombstones.insert(id);
+        }
+    }
+
+    /// Drops what is loaded and not sent; the rows stay in the database.
+    pub(super) fn unload(&mut self) -> usize {
+        let dropped = self.queue.len();
+        for (row, _) in std::mem::take(&mut self.queue) {
+            self.known.remove(&row.id);
+        }
+        self.cursor = Uuid::nil();
+        self.more_ready |= dropped > 0;
+        dropped
+    }
+
+    /// All live rows were closed.
+    pub(super) fn nothing_left(&mut self) {
+        self.more_ready = false;
+        self.next_due = None;
+    }
+
+    /// Nothing loaded, on the wire or expected: can be forgotten until a hint or scan names it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.known.is_empty()
+            && self.in_flight == 0
+            && !self.load_out
+            && !self.more_ready
+            && !self.closing
+            && self.next_due.is_none()
+    }
+}
+
+fn earliest(a: Option<OffsetDateTime>, b: Option<OffsetDateTime>) -> Option<OffsetDateTime> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (some, None) | (None, some) => some,
+    }
+}

@@ -1,0 +1,142 @@
+//! The slots this worker owns, when each is scanned next, and which are on their way to another owner.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use shared::ids::{Epoch, Slot};
+use shared::runtime::clock::BootTime;
+
+/// Slots in one scan statement.
+const SCAN_BATCH: usize = 64;
+/// A slot is scanned this often when scanning is cheap …
+const SCAN_PERIOD: Duration = Duration::from_secs(1);
+/// … and never so often that scanning takes more than 2 % of the time of one connection.
+const SCAN_SHARE: u32 = 50;
+/// A rebalancing moves at most an eighth of all slots at a time.
+pub(super) const MOST_MOVED: usize = 32;
+
+#[derive(Debug)]
+struct Owned {
+    epoch: Epoch,
+    scan_at: BootTime,
+    in_flight: usize,
+    releasing: bool,
+    release_sent: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct OwnedSlots {
+    slots: HashMap<Slot, Owned>,
+    scan_out: bool,
+}
+
+impl OwnedSlots {
+    pub(super) fn acquire(&mut self, slot: Slot, epoch: Epoch, now: BootTime) {
+        let owned = Owned { epoch, scan_at: now, in_flight: 0, releasing: false, release_sent: false };
+        self.slots.insert(slot, owned);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.slots.clear();
+        self.scan_out = false;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The epoch under which work on this slot may start; `None` if it is not ours or is leaving.
+    pub(super) fn working(&self, slot: Slot) -> Option<Epoch> {
+        self.slots.get(&slot).filter(|owned| !owned.releasing).map(|owned| owned.epoch)
+    }
+
+    pub(super) fn works(&self, slot: Slot, epoch: Epoch) -> bool {
+        self.working(slot) == Some(epoch)
+    }
+
+    pub(super) fn started(&mut self, slot: Slot) {
+        if let Some(owned) = self.slots.get_mut(&slot) {
+            owned.in_flight += 1;
+        }
+    }
+
+    pub(super) fn ended(&mut self, slot: Slot, epoch: Epoch) {
+        if let Some(owned) = self.slots.get_mut(&slot).filter(|owned| owned.epoch == epoch) {
+            owned.in_flight = owned.in_flight.saturating_sub(1);
+        }
+    }
+
+    /// Chooses slots to give up, idle ones first.
+    pub(super) fn choose_leaving(&mut self, count: usize) -> Vec<Slot> {
+        let already = self.slots.values().filter(|owned| owned.releasing).count();
+        let mut candidates: Vec<_> = self
+            .slots
+            .iter_mut()
+            .filter(|(_, owned)| !owned.releasing)
+            .map(|(slot, owned)| (owned.in_flight, *slot, owned))
+            .collect();
+        candidates.sort_unstable_by_key(|(in_flight, slot, _)| (*in_flight, *slot));
+        let leaving = candidates.into_iter().take(count.saturating_sub(already));
+        leaving
+            .map(|(_, slot, owned)| {
+                owned.releasing = true;
+                slot
+            })
+            .collect()
+    }
+
+    /// Leaving slots with nothing on the wire, each named once.
+    pub(super) fn ready_to_release(&mut self) -> Vec<(Slot, Epoch)> {
+        let idle = |owned: &Owned| owned.releasing && !owned.release_sent && owned.in_flight == 0;
+        self.slots
+            .iter_mut()
+            .filter(|(_, owned)| idle(owned))
+            .map(|(slot, owned)| {
+                owned.release_sent = true;
+                (*slot, owned.epoch)
+            })
+            .collect()
+    }
+
+    pub(super) fn released(&mut self, slots: &[Slot]) {
+        for slot in slots {
+            self.slots.remove(slot);
+        }
+    }
+
+    /// Slots whose scan is due; at most one scan is under way.
+    pub(super) fn next_scan(&mut self, now: BootTime) -> Vec<(Slot, Epoch)> {
+        if self.scan_out {
+            return Vec::new();
+        }
+        let mut due: Vec<_> = self
+            .slots
+            .iter()
+            .filter(|(_, owned)| !owned.releasing && owned.scan_at <= now)
+            .map(|(slot, owned)| (owned.scan_at, *slot, owned.epoch))
+            .collect();
+        due.sort_unstable();
+        due.truncate(SCAN_BATCH);
+        self.scan_out = !due.is_empty();
+        due.into_iter().map(|(_, slot, epoch)| (slot, epoch)).collect()
+    }
+
+    /// A scan ended; the next one of these slots comes after a pause that grows with its cost.
+    pub(super) fn scanned(&mut self, slots: &[(Slot, Epoch)], took: Duration, now: BootTime) {
+        self.scan_out = false;
+        let rounds = u32::try_from(self.slots.len().div_ceil(slots.len().max(1))).unwrap_or(u32::MAX);
+        let period = SCAN_PERIOD.max(took.saturating_mul(SCAN_SHARE).saturating_mul(rounds));
+        for (slot, epoch) in slots {
+            if let Some(owned) = self.slots.get_mut(slot).filter(|owned| owned.epoch == *epoch) {
+                owned.scan_at = now.after(period);
+            }
+        }
+    }
+
+    /// Every slot is due for a scan now: hints may have been lost.
+    pub(super) fn scan_all(&mut self, now: BootTime) {
+        for owned in self.slots.values_mut() {
+            owned.scan_at = now;
+        }
+    }
+}

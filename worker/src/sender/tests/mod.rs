@@ -1,0 +1,669 @@
+//! Requests over real sockets to receivers that behave, misbehave and lie.
+
+mod receiver;
+
+use std::io;
+use std::process::Command;
+
+use http::{HeaderName, HeaderValue};
+use reqwest::dns::Resolve;
+use shared::policy::address::DenyReason;
+use shared::policy::classify::{BodyEnd, Phase, Response};
+use time::OffsetDateTime;
+use time::macros::datetime;
+
+use self::receiver::{Authority, OK, Receiver};
+use super::response::{KEPT_OF_FAILURE, KEPT_OF_SUCCESS};
+use super::*;
+
+/// Short, so that tests of it are; long enough for a busy machine.
+const DEADLINE: Duration = Duration::from_millis(600);
+const AMPLE: Duration = Duration::from_secs(15);
+const FAR: OffsetDateTime = datetime!(2999-01-01 0:00 UTC);
+
+fn sender(rules: &str) -> Sender {
+    Sender::new(SenderSettings {
+        rules: AddressRules::parse(rules).unwrap(),
+        roots: Some(RootCertStore::empty()),
+        ..SenderSettings::default()
+    })
+    .unwrap()
+}
+
+fn local() -> Sender {
+    sender("127.0.0.0/8")
+}
+
+fn request(url: Url, timeout: Duration) -> OutboundRequest {
+    let headers = HeaderMap::from_iter([(
+        HeaderName::from_static("webhook-id"),
+        HeaderValue::from_static("evt_1"),
+    )]);
+    OutboundRequest {
+        url,
+        headers,
+        body: Bytes::from_static(b"{ \"b\":1, \"a\":2, \"a\":3 }\n"),
+        timeout,
+    }
+}
+
+async fn post(sender: &Sender, receiver: &Receiver) -> (SendResult, Timings) {
+    sender.send(request(receiver.url(), AMPLE)).await
+}
+
+async fn answer(sender: &Sender, receiver: &Receiver) -> Response {
+    post(sender, receiver).await.0.unwrap()
+}
+
+/// Sends with [`DEADLINE`] and checks that it holds.
+async fn at_the_deadline(url: Url) -> SendResult {
+    let sender = local();
+    let started = std::time::Instant::now();
+    let (result, timings) = sender.send(request(url, DEADLINE)).await;
+    let took = started.elapsed();
+    assert!(took >= DEADLINE, "ended early, after {took:?}: {result:?}");
+    assert!(
+        took < DEADLINE + Duration::from_secs(2),
+        "ended late, after {took:?}"
+    );
+    assert!(timings.total >= DEADLINE && timings.total <= took);
+    result
+}
+
+#[tokio::test]
+async fn p1_the_request_arrives_byte_for_byte() {
+    let (seen, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    let receiver = Receiver::start(move |mut connection, _| {
+        let seen = seen.clone();
+        async move {
+            while let Some(request) = connection.request().await {
+                seen.send(request).unwrap();
+                connection.say(OK).await;
+            }
+        }
+    })
+    .await;
+    let mut sent = request(receiver.url(), AMPLE);
+    sent.headers = HeaderMap::from_iter([
+        (
+            http::header::HOST,
+            HeaderValue::from_static("named.example"),
+        ),
+        (
+            HeaderName::from_static("webhook-id"),
+            HeaderValue::from_static("evt_1"),
+        ),
+    ]);
+
+    let (result, timings) = local().send(sent).await;
+
+    let text = String::from_utf8(requests.recv().await.unwrap()).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let lines: Vec<&str> = head.lines().collect();
+    assert_eq!(lines[0], "POST /path?a=b HTTP/1.1");
+    assert_eq!(lines[1..3], ["host: named.example", "webhook-id: evt_1"]);
+    assert!(lines.contains(&"content-length: 25"), "{head}");
+    assert!(
+        !head.contains("accept-encoding") && !head.contains("chunked"),
+        "{head}"
+    );
+    assert_eq!(body, "{ \"b\":1, \"a\":2, \"a\":3 }\n");
+    let expected = Response {
+        status: 200,
+        retry_after: None,
+        excerpt: Bytes::from_static(b"ok"),
+        body: BodyEnd::Whole,
+    };
+    assert_eq!(result, Ok(expected));
+    assert_eq!(timings.addr, Some(receiver.addr.ip()));
+    assert!(timings.first_byte.unwrap() <= timings.total);
+}
+
+#[tokio::test]
+async fn a_connection_is_used_again() {
+    let receiver = Receiver::answering(OK).await;
+    let sender = local();
+
+    let (_, first) = post(&sender, &receiver).await;
+    let (_, second) = post(&sender, &receiver).await;
+
+    assert_eq!(receiver.connections(), 1);
+    assert!(first.connect.is_some());
+    assert_eq!((second.dns, second.connect, second.tls), (None, None, None));
+    assert_eq!(second.addr, Some(receiver.addr.ip()));
+}
+
+#[tokio::test]
+async fn a_dripping_body_ends_at_the_deadline_and_the_status_counts() {
+    let receiver = Receiver::start(|mut connection, _| async move {
+        connection.request().await;
+        connection
+            .say("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
+            .await;
+        while connection.say(".").await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+
+    let answer = at_the_deadline(receiver.url()).await.unwrap();
+
+    assert_eq!((answer.status, answer.body), (200, BodyEnd::TooSlow));
+    assert!(answer.excerpt.starts_with(b"..."), "{:?}", answer.excerpt);
+}
+
+#[tokio::test]
+async fn dripping_headers_end_at_the_deadline() {
+    let receiver = Receiver::start(|mut connection, _| async move {
+        connection.request().await;
+        connection.say("HTTP/1.1 200 OK\r\nX-Long: ").await;
+        while connection.say(".").await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+
+    let result = at_the_deadline(receiver.url()).await;
+
+    assert_eq!(result, Err(SendError::Timeout(Phase::Response)));
+}
+
+#[tokio::test]
+async fn silence_ends_at_the_deadline_and_the_connection_is_closed() {
+    let (closed, mut was_closed) = tokio::sync::mpsc::unbounded_channel();
+    let receiver = Receiver::start(move |mut connection, _| {
+        let closed = closed.clone();
+        async move {
+            connection.closed().await;
+            closed.send(()).unwrap();
+        }
+    })
+    .await;
+
+    let result = at_the_deadline(receiver.url()).await;
+
+    assert_eq!(result, Err(SendError::Timeout(Phase::Response)));
+    tokio::time::timeout(AMPLE, was_closed.recv())
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_receiver_that_does_not_read_ends_at_the_deadline() {
+    let receiver = Receiver::start(|connection, _| async move {
+        tokio::time::sleep(AMPLE).await;
+        drop(connection);
+    })
+    .await;
+    let sender = local();
+    let mut big = request(receiver.url(), DEADLINE);
+    big.body = Bytes::from(vec![b'x'; 32 << 20]);
+
+    let (result, timings) = sender.send(big).await;
+
+    assert_eq!(result, Err(SendError::Timeout(Phase::Response)));
+    assert!(timings.total >= DEADLINE && timings.total < DEADLINE + Duration::from_secs(2));
+}
+
+#[tokio::test]
+async fn a_silent_tls_handshake_ends_at_the_deadline() {
+    let receiver =
+        Receiver::start(|mut connection, _| async move { connection.closed().await }).await;
+    let sender = Sender::new(SenderSettings {
+        rules: AddressRules::parse("127.0.0.0/8").unwrap(),
+        roots: Some(Authority::new().trusted()),
+        ..SenderSettings::default()
+    })
+    .unwrap();
+    let url = format!("https://{}/", receiver.addr).parse().unwrap();
+
+    let (result, timings) = sender.send(request(url, DEADLINE)).await;
+
+    assert_eq!(result, Err(SendError::Timeout(Phase::Tls)));
+    assert!(timings.connect.is_some() && timings.tls.is_none());
+}
+
+#[tokio::test]
+async fn a_reset_on_a_new_connection_is_a_reset() {
+    for linger in [false, true] {
+        let receiver = Receiver::start(move |mut connection, _| async move {
+            connection.request().await;
+            if linger {
+                connection.0.set_zero_linger().unwrap();
+            }
+        })
+        .await;
+
+        let (result, _) = post(&local(), &receiver).await;
+
+        assert_eq!(result, Err(SendError::Reset), "linger {linger}");
+    }
+}
+
+#[tokio::test]
+async fn a_reset_on_a_reused_connection_is_maybe_sent() {
+    for linger in [false, true] {
+        let receiver = Receiver::start(move |mut connection, _| async move {
+            connection.request().await;
+            connection.say(OK).await;
+            connection.request().await;
+            if linger {
+                connection.0.set_zero_linger().unwrap();
+            }
+        })
+        .await;
+        let sender = local();
+
+        assert_eq!(answer(&sender, &receiver).await.status, 200);
+        let (second, _) = post(&sender, &receiver).await;
+        let (third, _) = post(&sender, &receiver).await;
+
+        assert_eq!(second, Err(SendError::MaybeSent), "linger {linger}");
+        assert_eq!(third.unwrap().status, 200);
+    }
+}
+
+#[tokio::test]
+async fn an_endless_body_is_cut_and_its_connection_closed() {
+    let (closed, mut was_closed) = tokio::sync::mpsc::unbounded_channel();
+    let receiver = Receiver::start(move |mut connection, _| {
+        let closed = closed.clone();
+        async move {
+            connection.request().await;
+            connection
+                .say("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                .await;
+            let chunk = [b"1000\r\n".as_slice(), &[0xff; 0x1000], b"\r\n"].concat();
+            let mut written = 0_usize;
+            while connection.say(&chunk).await {
+                written += chunk.len();
+            }
+            closed.send(written).unwrap();
+        }
+    })
+    .await;
+
+    let answer = answer(&local(), &receiver).await;
+
+    assert_eq!((answer.status, answer.body), (200, BodyEnd::Longer));
+    assert_eq!(answer.excerpt, vec![0xff; KEPT_OF_SUCCESS]);
+    let written = tokio::time::timeout(AMPLE, was_closed.recv())
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(
+        written < 64 << 20,
+        "the socket's buffers, not more: {written}"
+    );
+}
+
+#[tokio::test]
+async fn of_a_failure_more_is_kept_and_the_connection_kept_too() {
+    let body = vec![b'e'; 40_000];
+    let head = format!(
+        "HTTP/1.1 500 Oops\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let receiver = Receiver::answering([head.into_bytes(), body].concat()).await;
+    let sender = local();
+
+    for _ in 0..2 {
+        let answer = answer(&sender, &receiver).await;
+        assert_eq!((answer.status, answer.body), (500, BodyEnd::Longer));
+        assert_eq!(answer.excerpt.len(), KEPT_OF_FAILURE);
+    }
+    assert_eq!(receiver.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_body_of_just_the_kept_size_is_whole() {
+    for (status, size) in [(200, KEPT_OF_SUCCESS), (400, KEPT_OF_FAILURE)] {
+        let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {size}\r\n\r\n");
+        let receiver = Receiver::answering([head.into_bytes(), vec![0; size]].concat()).await;
+
+        let answer = answer(&local(), &receiver).await;
+
+        assert_eq!(answer.body, BodyEnd::Whole);
+        assert_eq!(answer.excerpt.len(), size);
+    }
+}
+
+#[tokio::test]
+async fn the_rest_of_a_body_is_not_waited_for_once_enough_is_kept() {
+    let receiver = Receiver::start(|mut connection, _| async move {
+        connection.request().await;
+        connection
+            .say("HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            .await;
+        connection.say([b'x'; 500]).await;
+        connection.closed().await;
+    })
+    .await;
+
+    let (result, timings) = post(&local(), &receiver).await;
+
+    assert_eq!(result.unwrap().body, BodyEnd::Longer);
+    assert!(timings.total < AMPLE / 2, "{:?}", timings.total);
+}
+
+#[tokio::test]
+async fn s1_a_redirect_is_an_answer_and_not_followed() {
+    let elsewhere = Receiver::answering(OK).await;
+    for status in [301, 302, 303, 307, 308] {
+        let head = format!(
+            "HTTP/1.1 {status} Moved\r\nLocation: {}\r\nContent-Length: 0\r\n\r\n",
+            elsewhere.url()
+        );
+        let receiver = Receiver::answering(head).await;
+
+        assert_eq!(answer(&local(), &receiver).await.status, status);
+    }
+    assert_eq!(elsewhere.connections(), 0);
+}
+
+#[tokio::test]
+async fn compressed_bytes_are_kept_as_they_are() {
+    let gzip: &[u8] = &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 0x4b, 0xcf, 7, 0, 1, 2];
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {}\r\n\r\n",
+        gzip.len()
+    );
+    let receiver = Receiver::answering([head.as_bytes(), gzip].concat()).await;
+
+    assert_eq!(answer(&local(), &receiver).await.excerpt, gzip);
+}
+
+#[tokio::test]
+async fn a_2xx_with_a_cut_body_is_an_answer() {
+    let receiver = Receiver::start(|mut connection, _| async move {
+        connection.request().await;
+        connection
+            .say("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
+            .await;
+    })
+    .await;
+
+    let answer = answer(&local(), &receiver).await;
+
+    assert_eq!((answer.status, answer.body), (200, BodyEnd::Broken));
+    assert_eq!(answer.excerpt, "abc");
+}
+
+#[tokio::test]
+async fn every_retry_after_is_handed_on() {
+    let receiver = Receiver::answering(
+        "HTTP/1.1 429 Slow\r\nRetry-After: 7\r\nRetry-After: 9\r\nContent-Length: 0\r\n\r\n",
+    )
+    .await;
+
+    let answer = answer(&local(), &receiver).await;
+
+    assert_eq!(
+        (answer.status, answer.retry_after.as_deref()),
+        (429, Some("7,9"))
+    );
+}
+
+#[tokio::test]
+async fn bytes_after_an_answer_are_never_taken_for_the_next_one() {
+    let receiver = Receiver::start(|mut connection, number| async move {
+        while connection.request().await.is_some() {
+            let status = 201 + number;
+            let stray = "HTTP/1.1 500 Stray\r\nContent-Length: 0\r\n\r\n";
+            let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: 2\r\n\r\nok{stray}");
+            connection.say(answer).await;
+        }
+    })
+    .await;
+    let sender = local();
+
+    for number in 0..5 {
+        let (result, _) = post(&sender, &receiver).await;
+        match result {
+            Ok(answer) => assert_ne!(answer.status, 500, "request {number}"),
+            Err(error) => assert_eq!(error, SendError::MaybeSent, "request {number}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_http_is_a_protocol_error() {
+    for nonsense in [
+        "SSH-2.0-OpenSSH_9.2\r\n",
+        "\0\0\0",
+        "HTTP/1.1 9999 X\r\n\r\n",
+    ] {
+        let receiver = Receiver::answering(nonsense).await;
+        let (result, _) = post(&local(), &receiver).await;
+        assert_eq!(result, Err(SendError::Protocol), "{nonsense:?}");
+    }
+    let endless = format!("HTTP/1.1 200 OK\r\n{}", "X-Long: y\r\n".repeat(100_000));
+    let receiver = Receiver::answering(endless).await;
+    let (result, _) = post(&local(), &receiver).await;
+    assert_eq!(result, Err(SendError::Protocol));
+}
+
+#[tokio::test]
+async fn s1_a_literal_that_is_not_opened_is_never_dialled() {
+    let receiver = Receiver::answering(OK).await;
+    let port = receiver.addr.port();
+    let closed = sender("10.0.0.0/8");
+    let cases = [
+        ("127.0.0.1", DenyReason::Loopback),
+        ("2130706433", DenyReason::Loopback),
+        ("0x7f.1", DenyReason::Loopback),
+        ("127.0.0.1.", DenyReason::Loopback),
+        ("[::1]", DenyReason::Loopback),
+        ("[::ffff:127.0.0.1]", DenyReason::Loopback),
+        ("[64:ff9b::7f00:1]", DenyReason::Loopback),
+        ("localhost", DenyReason::Loopback),
+        ("x.localhost.", DenyReason::Loopback),
+        ("0", DenyReason::Unspecified),
+        ("169.254.169.254", DenyReason::Metadata),
+        ("[::ffff:169.254.169.254]", DenyReason::Metadata),
+        ("192.168.0.1", DenyReason::Private),
+    ];
+    for (host, reason) in cases {
+        let url = format!("http://{host}:{port}/").parse().unwrap();
+        let (result, timings) = closed.send(request(url, AMPLE)).await;
+        assert_eq!(result, Err(SendError::AddressDenied(reason)), "{host}");
+        assert_eq!(timings.connect, None);
+    }
+    assert_eq!(receiver.connections(), 0);
+}
+
+#[tokio::test]
+async fn s1_a_name_is_judged_by_the_addresses_that_would_be_dialled() {
+    let receiver = Receiver::answering(OK).await;
+    let url: Url = format!("http://localhost:{}/", receiver.addr.port())
+        .parse()
+        .unwrap();
+
+    // Past the check of literals, to what the resolver says.
+    let closed = sender("10.0.0.0/8");
+    let error = closed.client.post(url.clone()).send().await.unwrap_err();
+    let explained = Trace::read(|trace| response::explain(&error, trace));
+    assert_eq!(explained, SendError::AddressDenied(DenyReason::Loopback));
+    assert_eq!(receiver.connections(), 0);
+
+    let (result, timings) = local().send(request(url, AMPLE)).await;
+    assert_eq!(result.unwrap().status, 200);
+    assert!(timings.dns.is_some() && timings.connect.is_some());
+    assert_eq!(timings.addr, Some(receiver.addr.ip()));
+}
+
+#[tokio::test]
+async fn a_name_is_looked_up_behind_the_policy() {
+    let open = VettingResolver::new(AddressRules::parse("127.0.0.0/8,::1").unwrap());
+    let found = open.resolve("localhost".parse().unwrap()).await.unwrap();
+    assert!(found.map(|one| one.ip()).all(|ip| ip.is_loopback()));
+
+    let closed = VettingResolver::new(AddressRules::default());
+    let error = closed
+        .resolve("localhost".parse().unwrap())
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(error.downcast_ref(), Some(&DenyReason::Loopback));
+}
+
+#[tokio::test]
+async fn a_name_without_an_address_is_a_dns_error() {
+    // Longer than a label may be: refused by every resolver without asking the network.
+    let url = format!("http://{}.example/", "x".repeat(80))
+        .parse()
+        .unwrap();
+
+    let (result, _) = local().send(request(url, AMPLE)).await;
+
+    assert!(matches!(result, Err(SendError::Dns(_))), "{result:?}");
+}
+
+#[tokio::test]
+async fn a_closed_port_is_a_connect_error() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url: Url = format!("http://{}/", listener.local_addr().unwrap())
+        .parse()
+        .unwrap();
+    drop(listener);
+
+    let (result, timings) = local().send(request(url, AMPLE)).await;
+
+    assert_eq!(
+        result,
+        Err(SendError::Connect(io::ErrorKind::ConnectionRefused))
+    );
+    assert_eq!(timings.addr, Some([127, 0, 0, 1].into()));
+}
+
+#[tokio::test]
+async fn tls_is_spoken_with_whom_we_trust_and_its_time_is_told() {
+    let authority = Authority::new();
+    let receiver = authority.receiver("127.0.0.1", FAR).await;
+    let sender = trusting(&authority);
+    let url: Url = format!("https://{}/", receiver.addr).parse().unwrap();
+
+    let (first, timings) = sender.send(request(url.clone(), AMPLE)).await;
+    let (second, again) = sender.send(request(url, AMPLE)).await;
+
+    assert_eq!(first.unwrap().status, 200);
+    assert!(timings.tls.unwrap() > Duration::ZERO);
+    assert!(timings.connect.unwrap() + timings.tls.unwrap() <= timings.first_byte.unwrap());
+    assert_eq!(second.unwrap().status, 200);
+    assert_eq!(again.tls, None);
+    assert_eq!(receiver.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_not_good_is_a_tls_error_with_its_reason() {
+    let authority = Authority::new();
+    let cases = [
+        ("127.0.0.1", datetime!(2001-01-01 0:00 UTC), "expired"),
+        ("other.example", FAR, "not valid for name"),
+    ];
+    for (name, not_after, reason) in cases {
+        let receiver = authority.receiver(name, not_after).await;
+        let result = over_tls(&trusting(&authority), &receiver).await;
+        assert!(
+            matches!(&result, Err(SendError::Tls(text)) if text.contains(reason)),
+            "{result:?}"
+        );
+    }
+    let receiver = authority.receiver("127.0.0.1", FAR).await;
+    let result = over_tls(&trusting(&Authority::new()), &receiver).await;
+    assert!(matches!(&result, Err(SendError::Tls(_))), "{result:?}");
+}
+
+#[tokio::test]
+async fn a_receiver_that_breaks_the_handshake_is_a_tls_error() {
+    let authority = Authority::new();
+    let cut = Receiver::start(|connection, _| async move { drop(connection) }).await;
+    let result = over_tls(&trusting(&authority), &cut).await;
+    assert!(matches!(&result, Err(SendError::Tls(_))), "{result:?}");
+
+    let plain = Receiver::start(|mut connection, _| async move {
+        connection
+            .say("HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n")
+            .await;
+        connection.closed().await;
+    })
+    .await;
+    let result = over_tls(&trusting(&authority), &plain).await;
+    assert!(matches!(&result, Err(SendError::Tls(_))), "{result:?}");
+}
+
+#[tokio::test]
+async fn without_certificates_http_works_and_https_says_why_not() {
+    let receiver = Receiver::answering(OK).await;
+    let sender = local();
+
+    assert!(!sender.trusts_anyone());
+    assert_eq!(answer(&sender, &receiver).await.status, 200);
+    let result = over_tls(&sender, &receiver).await;
+    assert_eq!(result, Err(SendError::Tls(tls::NO_ROOTS.into())));
+}
+
+#[test]
+fn s1_a_proxy_of_the_environment_is_not_used() {
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    for name in [
+        "HTTP_PROXY",
+        "http_proxy",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "all_proxy",
+    ] {
+        again.env(name, "http://127.0.0.1:1");
+    }
+    let output = again
+        .env_remove("NO_PROXY")
+        .args([
+            "--exact",
+            "sender::tests::p1_the_request_arrives_byte_for_byte",
+        ])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("1 passed"), "{text}");
+}
+
+#[test]
+fn s2_no_error_shows_the_url() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let silent =
+            Receiver::start(|mut connection, _| async move { connection.closed().await }).await;
+        let cut = Receiver::start(|connection, _| async move { drop(connection) }).await;
+        let addresses = [silent.addr, cut.addr, "127.0.0.1:1".parse().unwrap()];
+        for (scheme, address) in ["http", "https"]
+            .into_iter()
+            .flat_map(|s| addresses.map(|a| (s, a)))
+        {
+            let url = format!("{scheme}://{address}/t0ken?key=t0ken")
+                .parse()
+                .unwrap();
+            let sender = trusting(&Authority::new());
+            let (result, _) = sender.send(request(url, DEADLINE)).await;
+            let error = result.unwrap_err();
+            assert!(!error.to_string().contains("t0ken"), "{error}");
+            assert!(!format!("{error:?}").contains("t0ken"), "{error:?}");
+        }
+    });
+}
+
+fn trusting(authority: &Authority) -> Sender {
+    Sender::new(SenderSettings {
+        rules: AddressRules::parse("127.0.0.0/8").unwrap(),
+        roots: Some(authority.trusted()),
+        ..SenderSettings::default()
+    })
+    .unwrap()
+}
+
+async fn over_tls(sender: &Sender, receiver: &Receiver) -> SendResult {
+    let url = format!("https://{}/", receiver.addr).parse().unwrap();
+    sender.send(request(url, AMPLE)).await.0
+}

@@ -1,0 +1,289 @@
+//! Wires a worker and lists all its tasks.
+//!
+//! Shutdown in order: no new sends (engine), what is on the wire ends and is recorded, slots are handed
+//! over (lease), then everything else stops. What is still on the wire after the drain timeout is left to
+//! its lease: the next owner repeats it.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use shared::runtime::clock::DatabaseClock;
+use shared::runtime::telemetry::MetricsServer;
+use shared::runtime::{Supervisor, budgets, spawn_driver};
+use shared::store::{Database, migrate};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::commands::Commands;
+use crate::config::Config;
+use crate::deliver::Context;
+use crate::engine::Engine;
+use crate::jobs::Jobs;
+use crate::lease::{Lease, Ownerships};
+use crate::listener::Listener;
+use crate::loader::{Loader, Question};
+use crate::metrics;
+use crate::recorder::{RecordLag, Recorder};
+use crate::scheduler::{Input, Scheduler, SchedulerSettings};
+use crate::sender::{Sender, SenderSettings};
+use crate::suspects::Suspects;
+
+/// Inputs that may wait for the engine; senders wait when it is full.
+const INPUTS: usize = 4_096;
+/// Rows in memory; a row without its payload takes some 200 bytes.
+const MOST_LOADED: usize = 50_000;
+/// Payload bytes in memory, what is on the wire not counted.
+const MOST_LOADED_BYTES: usize = 64 << 20;
+/// What the other tasks get to end after the drain.
+const STOP_GRACE: Duration = Duration::from_secs(3);
+
+/// A worker that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// Where the metrics are.
+    pub metrics_addr: SocketAddr,
+    finished: JoinHandle<Result<(), String>>,
+}
+
+impl Running {
+    /// Waits until the worker has ended after its shutdown token was cancelled, or failed.
+    ///
+    /// # Errors
+    /// What failed, in words.
+    pub async fn finished(self) -> Result<(), String> {
+        self.finished.await.map_err(|panic| panic.to_string())?
+    }
+}
+
+/// Starts a worker; it stops in order when `shutdown` is cancelled.
+///
+/// # Errors
+/// The database cannot be reached, its schema does not fit, or an address is taken.
+pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Result<Running> {
+    let database = Database::new(&config.database_url.0)?;
+    migrate::check_version(&database).await?;
+    let sender = Sender::new(sender_settings(&config)).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let server = MetricsServer::bind(config.metrics_addr)
+        .await
+        .with_context(|| format!("POSTRIDER_METRICS_ADDR {} cannot be used", config.metrics_addr))?;
+    metrics::register();
+    let metrics_addr = server.addr();
+    let stop = CancellationToken::new();
+    let parts = Parts::new(&config, database, sender);
+    let readiness = readiness(&parts, config.lease_ttl);
+    let mut supervisor = Supervisor::new(stop.clone());
+    parts.supervise(&mut supervisor, &config);
+    let core = parts.run_core(&config, &shutdown, &stop);
+    spawn_driver(server.run(readiness, stop.clone()));
+    let drain = config.drain_timeout;
+    let finished = spawn_driver(watch_over(core, supervisor, shutdown, stop, drain));
+    tracing::info!(metrics = %metrics_addr, "a worker started");
+    Ok(Running { metrics_addr, finished })
+}
+
+fn sender_settings(config: &Config) -> SenderSettings {
+    SenderSettings { rules: config.rules.clone(), ..SenderSettings::default() }
+}
+
+/// What the tasks share.
+struct Parts {
+    database: Database,
+    clock: Arc<DatabaseClock>,
+    engine: mpsc::Sender<Input>,
+    inputs: mpsc::Receiver<Input>,
+    owned: watch::Sender<Ownerships>,
+    wake_lease: Arc<Notify>,
+    wake_commands: Arc<Notify>,
+    sender: Sender,
+}
+
+impl Parts {
+    fn new(_config: &Config, database: Database, sender: Sender) -> Self {
+        let (engine, inputs) = mpsc::channel(INPUTS);
+        Self {
+            database,
+            clock: Arc::new(DatabaseClock::new()),
+            engine,
+            inputs,
+            owned: watch::Sender::new(Ownerships::default()),
+            wake_lease: Arc::new(Notify::new()),
+            wake_commands: Arc::new(Notify::new()),
+            sender,
+        }
+    }
+
+    /// Tasks that are started again when they end.
+    fn supervise(&self, supervisor: &mut Supervisor, config: &Config) {
+        let listener = Listener {
+            database: self.database.clone(),
+            engine: self.engine.clone(),
+            lease: Arc::clone(&self.wake_lease),
+            commands: Arc::clone(&self.wake_commands),
+        };
+        supervisor.start("listener", move |shutdown| listener.clone().run(shutdown));
+        let commands = Commands {
+            database: self.database.clone(),
+            engine: self.engine.clone(),
+            owned: self.owned.subscribe(),
+            wake: Arc::clone(&self.wake_commands),
+            clock: Arc::clone(&self.clock),
+        };
+        supervisor.start("commands", move |shutdown| commands.clone().run(shutdown));
+        Jobs::new(&self.database, self.owned.subscribe(), config.retention).supervise(supervisor);
+    }
+
+    /// Tasks that hold state: if one ends before shutdown, the process ends, and its slots move.
+    fn run_core(
+        self,
+        config: &Config,
+        drain: &CancellationToken,
+        stop: &CancellationToken,
+    ) -> JoinSet<&'static str> {
+        let mut core = JoinSet::new();
+        let in_flight = Arc::new(Mutex::new(Vec::new()));
+        let lag = Arc::new(RecordLag::default());
+        // Room for every permit, so that handing over an outcome never waits for the database.
+        let (records, recorded) = mpsc::channel(config.max_in_flight + 1);
+        let (releases, released) = mpsc::channel(256);
+        let loads = self.loader(config, 4, &mut core);
+        let scans = self.loader(config, 4, &mut core);
+        let recorder = Recorder {
+            database: self.database.clone(),
+            records: recorded,
+            engine: self.engine.clone(),
+            lag: Arc::clone(&lag),
+        };
+        core.spawn(named("recorder", recorder.run()));
+        let lease = Lease {
+            database: self.database.clone(),
+            name: worker_name(),
+            ttl: config.lease_ttl,
+            clock: Arc::clone(&self.clock),
+            engine: self.engine.clone(),
+            releases: released,
+            in_flight: Arc::clone(&in_flight),
+            owned: self.owned,
+            wake: self.wake_lease,
+        };
+        core.spawn(named("lease", lease.run(drain.clone(), stop.clone())));
+        let context = Context {
+            sender: self.sender,
+            clock: Arc::clone(&self.clock),
+            records: records.clone(),
+        };
+        let engine = Engine {
+            scheduler: Scheduler::new(scheduler_settings(config)),
+            inputs: self.inputs,
+            loads,
+            scans,
+            releases,
+            records,
+            context: Arc::new(context),
+            suspects: Arc::new(Suspects { database: self.database }),
+            clock: self.clock,
+            in_flight,
+            lag,
+            closes: VecDeque::new(),
+            closing: false,
+        };
+        core.spawn(named("engine", engine.run(drain.clone(), stop.clone())));
+        core
+    }
+
+    fn loader(
+        &self,
+        config: &Config,
+        room: usize,
+        core: &mut JoinSet<&'static str>,
+    ) -> mpsc::Sender<Question> {
+        let (ask, questions) = mpsc::channel(room);
+        let loader = Loader {
+            database: self.database.clone(),
+            questions,
+            engine: self.engine.clone(),
+            clock: Arc::clone(&self.clock),
+            keys: Arc::clone(&config.keys),
+        };
+        core.spawn(named("loader", loader.run()));
+        ask
+    }
+}
+
+fn scheduler_settings(config: &Config) -> SchedulerSettings {
+    SchedulerSettings {
+        max_in_flight: config.max_in_flight,
+        max_loaded: MOST_LOADED,
+        max_loaded_bytes: MOST_LOADED_BYTES,
+        lease_ttl: config.lease_ttl,
+        lease_margin: budgets::LEASE_MARGIN,
+    }
+}
+
+async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static str {
+    task.await;
+    name
+}
+
+/// Ready: the lease was renewed within its length.
+fn readiness(
+    parts: &Parts,
+    ttl: Duration,
+) -> impl Fn() -> std::future::Ready<Result<(), String>> + Send + Sync + 'static {
+    let clock = Arc::clone(&parts.clock);
+    let owned = parts.owned.subscribe();
+    move || {
+        let alive = owned.borrow().incarnation.is_some()
+            && clock.measured_ago().is_some_and(|ago| ago < ttl);
+        std::future::ready(if alive {
+            Ok(())
+        } else {
+            Err("the lease is not renewed: is the database reachable?".to_owned())
+        })
+    }
+}
+
+async fn watch_over(
+    mut core: JoinSet<&'static str>,
+    supervisor: Supervisor,
+    drain: CancellationToken,
+    stop: CancellationToken,
+    drain_timeout: Duration,
+) -> Result<(), String> {
+    let mut others = spawn_driver(supervisor.run(STOP_GRACE));
+    let failed = tokio::select! {
+        ended = core.join_next() => Some(match ended {
+            Some(Ok(name)) => format!("the {name} of the worker ended"),
+            Some(Err(panic)) => format!("a core task of the worker failed: {panic}"),
+            None => "the worker has no tasks".to_owned(),
+        }),
+        gave_up = &mut others => Some(match gave_up {
+            Ok(Err(reason)) => reason,
+            Ok(Ok(())) => "the worker's tasks ended".to_owned(),
+            Err(panic) => panic.to_string(),
+        }),
+        () = drain.cancelled() => None,
+    };
+    if failed.is_none() {
+        let drained = async { while core.join_next().await.is_some() {} };
+        if tokio::time::timeout(drain_timeout, drained).await.is_err() {
+            tracing::warn!(?drain_timeout, "requests were still on the wire at the end of the drain; the next owner repeats them");
+        }
+    }
+    drain.cancel();
+    stop.cancel();
+    core.shutdown().await;
+    if !others.is_finished() && tokio::time::timeout(STOP_GRACE * 2, &mut others).await.is_err() {
+        tracing::warn!("background tasks did not end in time");
+    }
+    tracing::info!("the worker stopped");
+    failed.map_or(Ok(()), Err)
+}
+
+fn worker_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{} {}", host.trim(), std::process::id())
+}
