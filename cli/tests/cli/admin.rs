@@ -1,0 +1,124 @@
+//! Commands that go straight to a database.
+
+use shared::testing::{TestCluster, TestDatabase};
+
+use crate::running::{Said, postrider, run};
+
+fn on(url: &str, args: &[&str]) -> Said {
+    run(postrider(args).env("DATABASE_URL", url))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn migrating_is_checked_done_and_done_only_once() {
+    let cluster = TestCluster::new().await;
+    let session = cluster
+        .database()
+        .connect(shared::store::Role::Maintenance)
+        .await
+        .unwrap();
+    session
+        .batch_execute("CREATE DATABASE fresh")
+        .await
+        .unwrap();
+    let url = cluster.url().replacen("/postrider?", "/fresh?", 1);
+    assert!(url.contains("/fresh?"), "{url}");
+
+    let before = on(&url, &["migrate", "--check"]).ended_with(1);
+    assert!(before.stdout.contains("pending 0001_"), "{before:?}");
+    let list = on(&url, &["tenant", "list"]).ended_with(1);
+    assert!(list.stderr.contains("run `postrider migrate`"), "{list:?}");
+
+    let done = on(&url, &["migrate"]).ended_with(0);
+    assert!(done.stdout.contains("applied 0001_"), "{done:?}");
+    let again = on(&url, &["migrate", "--output", "json"]).ended_with(0);
+    assert_eq!(again.json()["applied"], serde_json::json!([]));
+    on(&url, &["migrate", "--check"]).ended_with(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_rows_of_an_installation_are_made_and_listed() {
+    let database = TestDatabase::new().await;
+    let url = database.url();
+
+    let organization = on(url, &["organization", "create", "--name", "Acme"]).ended_with(0);
+    let organization = organization.line();
+    assert!(organization.starts_with("org_"), "{organization}");
+    let create = |external: &str| {
+        let args = [
+            "tenant",
+            "create",
+            "--name",
+            "Shop",
+            "--organization",
+            organization,
+        ];
+        on(url, &[&args[..], &["--external-id", external]].concat())
+    };
+    let tenant = create("shop-1").ended_with(0);
+    let taken = create("shop-1").ended_with(1);
+    assert!(
+        taken
+            .stderr
+            .contains("has a tenant with this external id already"),
+        "{taken:?}"
+    );
+    let tenant = tenant.line();
+
+    let listed = on(url, &["tenant", "list", "--output", "json"]).ended_with(0);
+    assert_eq!(listed.json()[0]["id"], tenant);
+    assert_eq!(listed.json()[0]["organization_id"], organization);
+    assert_eq!(listed.json()[0]["external_id"], "shop-1");
+    let organizations = on(url, &["organization", "list"]).ended_with(0);
+    assert_eq!(organizations.line(), format!("{organization}  Acme"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_shown_once_listed_without_its_text_and_revoked() {
+    let database = TestDatabase::new().await;
+    let url = database.url();
+    let tenant = on(url, &["tenant", "create", "--name", "Shop"]).ended_with(0);
+    let tenant = tenant.line();
+
+    let create = ["key", "create", "--tenant", tenant, "--name", "backend"];
+    let made = on(
+        url,
+        &[&create[..], &["--expires-in", "90d", "--scope", "read"]].concat(),
+    );
+    let made = made.ended_with(0);
+    assert!(made.line().starts_with("prk_"), "{made:?}");
+    assert!(!made.stdout.trim().contains('\n'), "only the key: {made:?}");
+
+    let listed = on(
+        url,
+        &["key", "list", "--tenant", tenant, "--output", "json"],
+    )
+    .ended_with(0);
+    assert!(!listed.stdout.contains(made.line()), "{listed:?}");
+    let row = listed.json()[0].clone();
+    assert_eq!(row["scopes"], serde_json::json!(["read"]));
+    assert!(row["expires_at"].is_string(), "{row}");
+    assert!(row["revoked_at"].is_null(), "{row}");
+    let id = row["id"].as_str().unwrap();
+    assert!(made.stderr.contains(id), "{made:?}");
+
+    on(url, &["key", "revoke", "--tenant", tenant, id]).ended_with(0);
+    let listed = on(url, &["key", "list", "--tenant", tenant]).ended_with(0);
+    assert!(listed.stdout.contains("revoked"), "{listed:?}");
+    let elsewhere = on(url, &["tenant", "create", "--name", "Other"]).ended_with(0);
+    let foreign = on(url, &["key", "revoke", "--tenant", elsewhere.line(), id]).ended_with(1);
+    assert!(
+        foreign.stderr.contains("this owner has no key"),
+        "{foreign:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_that_does_not_exist_is_named() {
+    let database = TestDatabase::new().await;
+    let nobody = "tnt_01j00000000000000000000000";
+
+    let said = on(database.url(), &["key", "list", "--tenant", nobody]).ended_with(1);
+
+    assert!(said.stderr.contains(nobody), "{said:?}");
+    assert!(said.stderr.contains("postrider tenant list"), "{said:?}");
+}

@@ -1,0 +1,14 @@
+//! The `postrider` program from outside: as a child process, with real databases and real HTTP.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on has failed, and the line says where"
+)]
+
+mod admin;
+mod dev;
+mod documents;
+mod receivers;
+mod running;
+mod usage;
