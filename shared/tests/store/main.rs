@@ -7,6 +7,7 @@
     reason = "a test that cannot go on has failed, and the line says where"
 )]
 
+mod backlog;
 mod leases;
 mod migrate;
 mod partitions;

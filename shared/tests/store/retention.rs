@@ -21,7 +21,11 @@ fn days(days: u64) -> Duration {
 }
 
 fn settings() -> RetentionSettings {
-    RetentionSettings::new(days(30), days(30), days(90)).unwrap()
+    RetentionSettings {
+        events: days(30),
+        attempts: days(30),
+        dead_letters: days(90),
+    }
 }
 
 /// An instant past the retention, with its partitions.
@@ -300,12 +304,21 @@ async fn kept_events_have_the_columns_of_events() {
     assert_eq!(events, kept);
 }
 
-#[test]
-fn ages_under_two_days_are_refused_by_name() {
-    let refused = RetentionSettings::new(days(30), days(1), days(90)).unwrap_err();
+#[tokio::test]
+async fn todays_and_yesterdays_partitions_stay_whatever_the_settings() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    let lease = world::lease(&session).await;
+    let now = world::now(&session).await;
+    let before = partitions::list(&session).await.unwrap();
+    let nothing = RetentionSettings {
+        events: Duration::ZERO,
+        attempts: Duration::ZERO,
+        dead_letters: Duration::ZERO,
+    };
 
-    assert!(
-        refused.to_string().contains("POSTRIDER_RETENTION_ATTEMPTS"),
-        "{refused}"
-    );
+    let report = run(&session, &lease, &nothing, now).await.unwrap();
+
+    assert_eq!(report, Report::default());
+    assert_eq!(partitions::list(&session).await.unwrap(), before);
 }
