@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
+use shared::ids::lower_bound;
 use std::collections::BTreeMap;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -40,6 +41,12 @@ pub(crate) struct Page {
 pub(crate) struct List<T> {
     data: Vec<T>,
     next_cursor: Option<String>,
+}
+
+impl<T> List<T> {
+    pub(crate) const fn new(data: Vec<T>, next_cursor: Option<String>) -> Self {
+        Self { data, next_cursor }
+    }
 }
 
 impl Query {
@@ -91,6 +98,14 @@ impl Query {
         self.get(name)
             .map(|text| text.parse().map_err(|error: T::Err| invalid(name, error)))
             .transpose()
+    }
+
+    /// The ids that `since` (inclusive), `until` (exclusive) and the cursor leave: `created_at` of
+    /// events and deliveries is in their ids, to the millisecond.
+    pub(crate) fn id_range(&self, before: Option<Uuid>) -> Result<(Uuid, Uuid), ApiError> {
+        let since = self.instant("since")?.map_or(Uuid::nil(), first_id);
+        let until = self.instant("until")?.map_or(Uuid::max(), first_id);
+        Ok((since, before.map_or(until, |before| before.min(until))))
     }
 
     /// The page asked for.
@@ -155,17 +170,18 @@ impl Page {
         id: impl Fn(&R) -> Uuid,
         show: impl Fn(R) -> T,
     ) -> List<T> {
+        let next_cursor = self.cut(&mut rows, id);
+        List::new(rows.into_iter().map(show).collect(), next_cursor)
+    }
+
+    /// Cuts at most [`Page::fetch`] rows to the page; gives the cursor of the next one.
+    pub(crate) fn cut<R>(&self, rows: &mut Vec<R>, id: impl Fn(&R) -> Uuid) -> Option<String> {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         let more = rows.len() > limit;
         rows.truncate(limit);
-        let next_cursor = rows
-            .last()
+        rows.last()
             .filter(|_| more)
-            .map(|last| self.cursor(id(last)));
-        List {
-            data: rows.into_iter().map(show).collect(),
-            next_cursor,
-        }
+            .map(|last| self.cursor(id(last)))
     }
 
     fn cursor(&self, last: Uuid) -> String {
@@ -173,6 +189,11 @@ impl Page {
         bytes.extend_from_slice(last.as_bytes());
         URL_SAFE_NO_PAD.encode(bytes)
     }
+}
+
+/// The first id of the first millisecond that is not before an instant.
+fn first_id(at: OffsetDateTime) -> Uuid {
+    lower_bound(at + time::Duration::nanoseconds(999_999))
 }
 
 fn decode(text: &str) -> Option<([u8; HASH_BYTES], Uuid)> {

@@ -128,11 +128,6 @@ impl ApiError {
             )
         }
     }
-
-    #[cfg(test)]
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
-    }
 }
 
 impl std::fmt::Display for ApiError {

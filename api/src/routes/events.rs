@@ -4,15 +4,20 @@ use actix_web::http::{StatusCode, header};
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 use shared::ids::{DeliveryId, EndpointId, EventId, created_at};
 use shared::runtime::clock::boot_time;
+use shared::store::deliveries as delivery_store;
+use shared::store::events::{self as store, Event};
 use time::format_description::well_known::Rfc3339;
 
-use super::{App, event_body, refuse_idempotency_key};
+use super::deliveries as delivery_routes;
+use super::{App, event_body, json as reply, path_id, refuse_idempotency_key};
 use crate::auth::Scope;
 use crate::ingest::{Accepted, Refusal};
+use crate::metrics;
+use crate::paging::{List, Query};
 use crate::problem::{ApiError, Kind};
-use crate::{json, metrics};
 
 /// `POST /v1/events`: one event, durable when this answers 202 (D2).
 pub(super) async fn publish(
@@ -24,7 +29,8 @@ pub(super) async fn publish(
     let caller = app.auth.tenant(&request, Scope::EventsWrite).await?;
     refuse_idempotency_key(&request)?;
     let most = app.config.max_payload;
-    let body = json::read(&request, payload, most.saturating_add(event_body::ENVELOPE)).await?;
+    let body =
+        crate::json::read(&request, payload, most.saturating_add(event_body::ENVELOPE)).await?;
     let event = event_body::parse(&body, caller.tenant, most, app.clock.now())?;
     let event_type = event.event_type.clone();
     let accepted = app.queue.submit(event).await.map_err(refused)?;
@@ -44,6 +50,75 @@ pub(super) async fn publish(
         .body(reply))
 }
 
+/// `GET /v1/events`
+pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let query = Query::parse(&request, &["type", "since", "until", "limit", "cursor"])?;
+    let page = query.page()?;
+    let range = query.id_range(page.before)?;
+    let client = app.client().await?;
+    let rows = store::page(&**client, tenant, query.get("type"), range, page.fetch()).await?;
+    drop(client);
+    reply(StatusCode::OK, &page.reply(rows, |row| row.id, document))
+}
+
+/// `GET /v1/events/{id}`
+pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let id: EventId = path_id(&request, "id")?;
+    let client = app.client().await?;
+    let found = store::find(&**client, tenant, id.0).await?;
+    drop(client);
+    reply(StatusCode::OK, &document(found.ok_or_else(missing)?))
+}
+
+/// `GET /v1/events/{id}/payload`: the bytes that came in (P1).
+pub(super) async fn payload(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let id: EventId = path_id(&request, "id")?;
+    let client = app.client().await?;
+    let found = store::payload(&**client, tenant, id.0).await?;
+    drop(client);
+    Ok(HttpResponse::Ok()
+        .insert_header((header::CONTENT_TYPE, "application/json"))
+        .body(found.ok_or_else(missing)?))
+}
+
+/// `GET /v1/events/{id}/deliveries`
+pub(super) async fn deliveries(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let id: EventId = path_id(&request, "id")?;
+    let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
+    let before = page.before.unwrap_or(uuid::Uuid::max());
+    let client = app.client().await?;
+    let mut ids = store::deliveries(&**client, tenant, id.0, before, page.fetch())
+        .await?
+        .ok_or_else(missing)?;
+    // By the ids, not by the rows found: the history of some may have been dropped.
+    let next = page.cut(&mut ids, |id| *id);
+    let rows = delivery_store::by_ids(&**client, tenant, &ids).await?;
+    drop(client);
+    let data = rows.into_iter().map(delivery_routes::document).collect();
+    reply(StatusCode::OK, &List::new(data, next))
+}
+
+fn missing() -> ApiError {
+    ApiError::not_found("event")
+}
+
+fn document(event: Event) -> Value {
+    json!({
+        "id": EventId(event.id),
+        "external_id": Value::Null,
+        "type": event.event_type,
+        "channels": event.channels,
+        "created_at": created_at(event.id).format(&Rfc3339).unwrap_or_default(),
+        "deliver_before": event.deliver_before.map(|at| at.format(&Rfc3339).unwrap_or_default()),
+        "payload_bytes": event.payload_bytes,
+        "delivery_count": event.delivery_count,
+    })
+}
+
 /// The body of a 202.
 #[derive(Serialize)]
 struct Published<'a> {
@@ -53,7 +128,7 @@ struct Published<'a> {
     event_type: &'a str,
     created_at: String,
     delivery_count: usize,
-    #[serde(serialize_with = "deliveries")]
+    #[serde(serialize_with = "listed")]
     deliveries: &'a Accepted,
 }
 
@@ -77,7 +152,7 @@ impl<'a> Published<'a> {
     }
 }
 
-fn deliveries<S: Serializer>(accepted: &&Accepted, out: S) -> Result<S::Ok, S::Error> {
+fn listed<S: Serializer>(accepted: &&Accepted, out: S) -> Result<S::Ok, S::Error> {
     out.collect_seq(accepted.deliveries.iter().map(|delivery| Delivery {
         id: DeliveryId(delivery.id),
         endpoint_id: EndpointId(delivery.endpoint),

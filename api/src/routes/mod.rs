@@ -1,6 +1,7 @@
 //! All routes, in one table, and what they share.
 
 mod admin;
+mod deliveries;
 mod endpoint_document;
 mod endpoints;
 mod event_body;
@@ -47,49 +48,59 @@ type App = web::Data<State>;
 
 /// Every path there is.
 pub(crate) fn configure(app: &mut ServiceConfig) {
-    app.service(path("/v1/events", "GET, POST").route(web::post().to(events::publish)))
-        .service(
-            path("/v1/endpoints", "GET, POST")
-                .route(web::get().to(endpoints::list))
-                .route(web::post().to(endpoints::create)),
-        )
-        .service(
-            path("/v1/endpoints/{id}", "GET, PATCH, DELETE")
-                .route(web::get().to(endpoints::show))
-                .route(web::patch().to(endpoints::change))
-                .route(web::delete().to(endpoints::delete)),
-        )
-        .service(path("/v1/endpoints/{id}/enable", "POST").route(web::post().to(endpoints::enable)))
-        .service(
-            path("/v1/endpoints/{id}/disable", "POST").route(web::post().to(endpoints::disable)),
-        )
-        .service(
-            path("/v1/tenants", "GET, POST")
-                .route(web::get().to(admin::own_tenants))
-                .route(web::post().to(admin::create_own_tenant)),
-        )
-        .service(
-            path("/v1/admin/organizations", "GET, POST")
-                .route(web::get().to(admin::organizations))
-                .route(web::post().to(admin::create_organization)),
-        )
-        .service(
-            path("/v1/admin/tenants", "GET, POST")
-                .route(web::get().to(admin::tenants))
-                .route(web::post().to(admin::create_tenant)),
-        )
-        .service(
-            path("/v1/admin/{owner}/{id}/keys", "GET, POST")
-                .route(web::get().to(admin::keys))
-                .route(web::post().to(admin::create_key)),
-        )
-        .service(
-            path("/v1/admin/{owner}/{id}/keys/{key}", "DELETE")
-                .route(web::delete().to(admin::revoke_key)),
-        )
-        .service(path("/health/live", "GET").route(web::get().to(health::live)))
-        .service(path("/health/ready", "GET").route(web::get().to(health::ready)))
-        .default_service(web::route().to(nothing_here));
+    app.service(
+        path("/v1/events", "GET, POST")
+            .route(web::get().to(events::list))
+            .route(web::post().to(events::publish)),
+    )
+    .service(path("/v1/events/{id}", "GET").route(web::get().to(events::show)))
+    .service(path("/v1/events/{id}/payload", "GET").route(web::get().to(events::payload)))
+    .service(path("/v1/events/{id}/deliveries", "GET").route(web::get().to(events::deliveries)))
+    .service(path("/v1/deliveries", "GET").route(web::get().to(deliveries::list)))
+    .service(path("/v1/deliveries/{id}", "GET").route(web::get().to(deliveries::show)))
+    .service(path("/v1/deliveries/{id}/attempts", "GET").route(web::get().to(deliveries::attempts)))
+    .service(path("/v1/deliveries/{id}/cancel", "POST").route(web::post().to(deliveries::cancel)))
+    .service(path("/v1/deliveries/{id}/retry", "POST").route(web::post().to(deliveries::retry)))
+    .service(
+        path("/v1/endpoints", "GET, POST")
+            .route(web::get().to(endpoints::list))
+            .route(web::post().to(endpoints::create)),
+    )
+    .service(
+        path("/v1/endpoints/{id}", "GET, PATCH, DELETE")
+            .route(web::get().to(endpoints::show))
+            .route(web::patch().to(endpoints::change))
+            .route(web::delete().to(endpoints::delete)),
+    )
+    .service(path("/v1/endpoints/{id}/enable", "POST").route(web::post().to(endpoints::enable)))
+    .service(path("/v1/endpoints/{id}/disable", "POST").route(web::post().to(endpoints::disable)))
+    .service(
+        path("/v1/tenants", "GET, POST")
+            .route(web::get().to(admin::own_tenants))
+            .route(web::post().to(admin::create_own_tenant)),
+    )
+    .service(
+        path("/v1/admin/organizations", "GET, POST")
+            .route(web::get().to(admin::organizations))
+            .route(web::post().to(admin::create_organization)),
+    )
+    .service(
+        path("/v1/admin/tenants", "GET, POST")
+            .route(web::get().to(admin::tenants))
+            .route(web::post().to(admin::create_tenant)),
+    )
+    .service(
+        path("/v1/admin/{owner}/{id}/keys", "GET, POST")
+            .route(web::get().to(admin::keys))
+            .route(web::post().to(admin::create_key)),
+    )
+    .service(
+        path("/v1/admin/{owner}/{id}/keys/{key}", "DELETE")
+            .route(web::delete().to(admin::revoke_key)),
+    )
+    .service(path("/health/live", "GET").route(web::get().to(health::live)))
+    .service(path("/health/ready", "GET").route(web::get().to(health::ready)))
+    .default_service(web::route().to(nothing_here));
 }
 
 /// A path that answers other methods with 405 and what it does allow.

@@ -9,15 +9,15 @@ use shared::store::Database;
 use shared::testing::{TestDatabase, eventually};
 use tokio_util::sync::CancellationToken;
 
-pub const ADMIN: &str = "admin-token-for-tests";
+pub(crate) const ADMIN: &str = "admin-token-for-tests";
 
 /// How long anything may take to become true.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running API.
-pub struct Server {
-    pub base: String,
-    pub metrics: String,
+pub(crate) struct Server {
+    pub(crate) base: String,
+    pub(crate) metrics: String,
     http: reqwest::Client,
     shutdown: CancellationToken,
     running: Option<Running>,
@@ -25,20 +25,20 @@ pub struct Server {
 
 /// A reply, read to its end.
 #[derive(Debug)]
-pub struct Reply {
-    pub status: StatusCode,
-    pub headers: reqwest::header::HeaderMap,
-    pub bytes: Vec<u8>,
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: reqwest::header::HeaderMap,
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Reply {
     /// The body as JSON.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.bytes)
             .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&self.bytes)))
     }
 
-    pub fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
             .map(|value| value.to_str().unwrap())
@@ -47,7 +47,7 @@ impl Reply {
 
     /// The body, of a reply that must have this status.
     #[track_caller]
-    pub fn expect(self, status: u16) -> Value {
+    pub(crate) fn expect(self, status: u16) -> Value {
         assert_eq!(
             self.status.as_u16(),
             status,
@@ -63,7 +63,7 @@ impl Reply {
 
     /// Asserts that it is a problem with this status and type, and gives it.
     #[track_caller]
-    pub fn problem(self, status: u16, slug: &str) -> Value {
+    pub(crate) fn problem(self, status: u16, slug: &str) -> Value {
         assert_eq!(self.header("content-type"), "application/problem+json");
         assert!(!self.header("x-request-id").is_empty());
         let problem = self.expect(status);
@@ -79,11 +79,11 @@ impl Reply {
 }
 
 impl Server {
-    pub async fn start(database: Database) -> Self {
+    pub(crate) async fn start(database: Database) -> Self {
         Self::start_with(Config::for_testing(database)).await
     }
 
-    pub async fn start_with(config: Config) -> Self {
+    pub(crate) async fn start_with(config: Config) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let shutdown = CancellationToken::new();
         let running = api::start(config, shutdown.clone()).await.unwrap();
@@ -97,7 +97,7 @@ impl Server {
     }
 
     /// A request with any body and headers.
-    pub async fn send(
+    pub(crate) async fn send(
         &self,
         method: Method,
         path: &str,
@@ -118,31 +118,31 @@ impl Server {
         read(request.send().await.unwrap()).await
     }
 
-    pub async fn get(&self, path: &str, key: &str) -> Reply {
+    pub(crate) async fn get(&self, path: &str, key: &str) -> Reply {
         self.send(Method::GET, path, Some(key), "", &[]).await
     }
 
-    pub async fn post(&self, path: &str, key: &str, body: &Value) -> Reply {
+    pub(crate) async fn post(&self, path: &str, key: &str, body: &Value) -> Reply {
         self.send(Method::POST, path, Some(key), body.to_string(), &[])
             .await
     }
 
-    pub async fn patch(&self, path: &str, key: &str, body: &Value) -> Reply {
+    pub(crate) async fn patch(&self, path: &str, key: &str, body: &Value) -> Reply {
         self.send(Method::PATCH, path, Some(key), body.to_string(), &[])
             .await
     }
 
-    pub async fn delete(&self, path: &str, key: &str) -> Reply {
+    pub(crate) async fn delete(&self, path: &str, key: &str) -> Reply {
         self.send(Method::DELETE, path, Some(key), "", &[]).await
     }
 
     /// Something outside `/v1`, without a key.
-    pub async fn open(&self, url: &str) -> Reply {
+    pub(crate) async fn open(&self, url: &str) -> Reply {
         read(self.http.get(url).send().await.unwrap()).await
     }
 
     /// A new tenant with a key that may do everything.
-    pub async fn tenant(&self, name: &str) -> Tenant<'_> {
+    pub(crate) async fn tenant(&self, name: &str) -> Tenant<'_> {
         let tenant = self
             .post("/v1/admin/tenants", ADMIN, &json!({"name": name}))
             .await
@@ -165,7 +165,7 @@ impl Server {
     }
 
     /// Waits until the API says that it is ready.
-    pub async fn ready(&self) {
+    pub(crate) async fn ready(&self) {
         eventually(PATIENCE, || async {
             let reply = self.open(&format!("{}/health/ready", self.base)).await;
             (reply.status == 200).then_some(())
@@ -174,7 +174,7 @@ impl Server {
     }
 
     /// Stops it in order.
-    pub async fn stop(mut self) -> Result<(), String> {
+    pub(crate) async fn stop(mut self) -> Result<(), String> {
         self.shutdown.cancel();
         self.running.take().unwrap().finished().await
     }
@@ -195,20 +195,20 @@ async fn read(response: reqwest::Response) -> Reply {
 }
 
 /// A tenant of a server.
-pub struct Tenant<'a> {
-    pub server: &'a Server,
-    pub id: String,
-    pub key: String,
-    pub key_id: String,
+pub(crate) struct Tenant<'a> {
+    pub(crate) server: &'a Server,
+    pub(crate) id: String,
+    pub(crate) key: String,
+    pub(crate) key_id: String,
 }
 
 impl Tenant<'_> {
-    pub async fn publishes(&self, event_type: &str, payload: &Value) -> Value {
+    pub(crate) async fn publishes(&self, event_type: &str, payload: &Value) -> Value {
         self.publishes_through(self.server, event_type, payload)
             .await
     }
 
-    pub async fn publishes_through(
+    pub(crate) async fn publishes_through(
         &self,
         server: &Server,
         event_type: &str,
@@ -224,7 +224,7 @@ impl Tenant<'_> {
             .expect(202)
     }
 
-    pub async fn endpoint(&self, fields: Value) -> Value {
+    pub(crate) async fn endpoint(&self, fields: Value) -> Value {
         let mut body = json!({"url": "http://127.0.0.1:9/hook"});
         for (name, value) in fields.as_object().unwrap() {
             body[name] = value.clone();
@@ -235,16 +235,16 @@ impl Tenant<'_> {
             .expect(201)
     }
 
-    pub async fn get(&self, path: &str) -> Reply {
+    pub(crate) async fn get(&self, path: &str) -> Reply {
         self.server.get(path, &self.key).await
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> Reply {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Reply {
         self.server.post(path, &self.key, body).await
     }
 }
 
-pub fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     value
         .as_str()
         .unwrap_or_else(|| panic!("not a text: {value}"))
@@ -252,7 +252,7 @@ pub fn text(value: &Value) -> String {
 }
 
 /// A database with an API on it.
-pub async fn world() -> (TestDatabase, Server) {
+pub(crate) async fn world() -> (TestDatabase, Server) {
     let database = TestDatabase::new().await;
     let server = Server::start(database.database()).await;
     (database, server)

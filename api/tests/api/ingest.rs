@@ -1,10 +1,16 @@
 //! Publishing: D1, D2, P1, exact fan-out, bad rows, a database that goes away.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use api::Config;
 use reqwest::Method;
 use serde_json::{Value, json};
 use shared::ids::EventId;
+use shared::store::Role;
+use shared::testing::{TestCluster, TestDatabase};
 
-use crate::app::{text, world};
+use crate::app::{PATIENCE, Server, text, world};
 
 fn uuid(id: &Value) -> uuid::Uuid {
     text(id).parse::<EventId>().unwrap().0
@@ -91,4 +97,327 @@ async fn a_payload_is_stored_byte_for_byte() {
             .unwrap();
         assert_eq!(String::from_utf8(row.get(0)).unwrap(), payload);
     }
+}
+
+#[tokio::test]
+async fn fan_out_is_exact_whichever_process_answers() {
+    let database = TestDatabase::new().await;
+    let (one, two) = (
+        Server::start(database.database()).await,
+        Server::start(database.database()).await,
+    );
+    let tenant = one.tenant("acme").await;
+    // Both have the tenant's configuration in memory.
+    assert_eq!(
+        tenant.publishes_through(&one, "a", &json!(1)).await["delivery_count"],
+        0
+    );
+    assert_eq!(
+        tenant.publishes_through(&two, "a", &json!(1)).await["delivery_count"],
+        0
+    );
+
+    for round in 0..10 {
+        let endpoint = text(&tenant.endpoint(json!({})).await["id"]);
+        for server in [&two, &one] {
+            let event = tenant.publishes_through(server, "a", &json!(round)).await;
+            assert_eq!(
+                event["delivery_count"], 1,
+                "created before the POST, so in it"
+            );
+            assert_eq!(event["deliveries"][0]["endpoint_id"], endpoint);
+        }
+        let path = format!("/v1/endpoints/{endpoint}");
+        one.delete(&path, &tenant.key).await.expect(204);
+        for server in [&two, &one] {
+            let event = tenant.publishes_through(server, "a", &json!(round)).await;
+            assert_eq!(
+                event["delivery_count"], 0,
+                "deleted before the POST, so not in it"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn fan_out_is_exact_while_endpoints_change_under_load() {
+    let database = TestDatabase::new().await;
+    let (one, two) = (
+        Server::start(database.database()).await,
+        Server::start(database.database()).await,
+    );
+    let tenant = one.tenant("acme").await;
+    let made = AtomicUsize::new(0);
+    let changes = async {
+        for _ in 0..30 {
+            tenant.endpoint(json!({})).await;
+            made.fetch_add(1, Ordering::SeqCst);
+        }
+    };
+    let posts = async |server: &Server| {
+        while made.load(Ordering::SeqCst) < 30 {
+            let least = made.load(Ordering::SeqCst);
+            let event = tenant.publishes_through(server, "a", &json!(1)).await;
+            let most = made.load(Ordering::SeqCst) + 1;
+            let count = usize::try_from(event["delivery_count"].as_u64().unwrap()).unwrap();
+            assert!((least..=most).contains(&count), "{least} {count} {most}");
+        }
+    };
+    tokio::join!(changes, posts(&one), posts(&two), posts(&one), posts(&two));
+}
+
+#[tokio::test]
+async fn one_bad_row_never_fails_its_batch() {
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    tenant.endpoint(json!({})).await;
+    // The database refuses one payload, as it would refuse data that our checks missed.
+    database
+        .session()
+        .await
+        .batch_execute(
+            "ALTER TABLE events ADD CONSTRAINT no_poison CHECK (payload <> '\"poison\"'::bytea)",
+        )
+        .await
+        .unwrap();
+
+    let posts = (0..200).map(|n| {
+        let payload = if n % 50 == 7 {
+            json!("poison")
+        } else {
+            json!(n)
+        };
+        let tenant = &tenant;
+        async move {
+            let event = json!({"type": "a", "payload": payload});
+            (n, tenant.post("/v1/events", &event).await)
+        }
+    });
+    let replies = futures_util::future::join_all(posts).await;
+
+    for (n, reply) in replies {
+        if n % 50 == 7 {
+            reply.problem(422, "not-storable");
+        } else {
+            reply.expect(202);
+        }
+    }
+    let row = database
+        .session()
+        .await
+        .query_one(
+            "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM ready)",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (196, 196));
+}
+
+#[tokio::test]
+async fn a_backlog_that_is_full_skips_new_deliveries() {
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    tenant.endpoint(json!({})).await;
+    database
+        .session()
+        .await
+        .batch_execute("UPDATE endpoints SET backlog_full = true; UPDATE tenants SET config_version = config_version + 1")
+        .await
+        .unwrap();
+
+    let event = tenant.publishes("a", &json!(1)).await;
+
+    assert_eq!(event["deliveries"][0]["status"], "skipped");
+    let delivery = tenant
+        .get(&format!(
+            "/v1/deliveries/{}",
+            text(&event["deliveries"][0]["id"])
+        ))
+        .await
+        .expect(200);
+    assert_eq!(delivery["close_reason"], "backlog_full");
+}
+
+#[tokio::test]
+async fn an_event_for_too_many_endpoints_is_refused_and_a_reply_lists_a_hundred_at_most() {
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let insert = "INSERT INTO endpoints (public_id, tenant_id, slot, url, event_types)
+                  SELECT gen_random_uuid(), t.id, n % 256, 'http://127.0.0.1/', ARRAY[$1] FROM tenants t, generate_series(1, $2) n";
+    let session = database.session().await;
+    session
+        .execute(insert, &[&"many", &1_000_i32])
+        .await
+        .unwrap();
+    session
+        .execute(insert, &[&"too.many", &1_001_i32])
+        .await
+        .unwrap();
+
+    let event = tenant.publishes("many", &json!(1)).await;
+    let problem = tenant
+        .post("/v1/events", &json!({"type": "too.many", "payload": 1}))
+        .await
+        .problem(422, "limit-reached");
+
+    assert_eq!(event["delivery_count"], 1_000);
+    assert_eq!(event["deliveries"].as_array().unwrap().len(), 100);
+    assert!(text(&problem["detail"]).contains("1001"));
+}
+
+#[tokio::test]
+async fn a_full_queue_is_503_with_retry_after_at_once() {
+    let mut cluster = TestCluster::new().await;
+    let config = Config::for_testing(cluster.database()).with_most_waiting(5);
+    let server = Server::start_with(config).await;
+    let tenant = server.tenant("acme").await;
+    tenant.publishes("a", &json!(1)).await;
+    cluster.stop().await.unwrap();
+    let event = json!({"type": "a", "payload": 1});
+
+    let posts = futures_util::future::join_all((0..8).map(|_| async {
+        let started = Instant::now();
+        (tenant.post("/v1/events", &event).await, started.elapsed())
+    }));
+    let restart = async {
+        let refused = tenant.post("/v1/events", &event).await;
+        cluster.start().await.unwrap();
+        refused
+    };
+    let (replies, _) = tokio::join!(posts, restart);
+
+    let (waited, refused): (Vec<_>, Vec<_>) = replies
+        .into_iter()
+        .partition(|(reply, _)| reply.status == 202);
+    assert!(waited.len() <= 5 && !waited.is_empty(), "{}", waited.len());
+    assert!(refused.len() >= 3, "{}", refused.len());
+    for (reply, took) in refused {
+        assert_eq!(reply.header("retry-after"), "1");
+        assert!(took < Duration::from_secs(2), "{took:?}");
+        reply.problem(503, "overloaded");
+    }
+}
+
+#[tokio::test]
+async fn requests_that_waited_too_long_are_503_with_retry_after() {
+    let mut cluster = TestCluster::new().await;
+    let config = Config::for_testing(cluster.database()).with_deadline(Duration::from_millis(300));
+    let server = Server::start_with(config).await;
+    let tenant = server.tenant("acme").await;
+    tenant.publishes("a", &json!(1)).await;
+    cluster.stop().await.unwrap();
+
+    let reply = tenant
+        .post("/v1/events", &json!({"type": "a", "payload": 2}))
+        .await;
+
+    assert_eq!(reply.header("retry-after"), "1");
+    reply.problem(503, "unavailable");
+    cluster.start().await.unwrap();
+    server.ready().await;
+    tenant.publishes("a", &json!(3)).await;
+    let session = cluster.database().connect(Role::Maintenance).await.unwrap();
+    let row = session
+        .query_one("SELECT count(*) FROM events WHERE payload = '2'", &[])
+        .await
+        .unwrap();
+    assert_eq!(
+        row.get::<_, i64>(0),
+        0,
+        "nobody waited any more, so it was not submitted"
+    );
+}
+
+#[tokio::test]
+async fn five_immediate_restarts_of_the_database_are_no_error_for_anyone() {
+    // D2
+    let mut cluster = TestCluster::new().await;
+    let server = Server::start(cluster.database()).await;
+    let tenant = server.tenant("acme").await;
+    tenant.endpoint(json!({})).await;
+    let finished = AtomicBool::new(false);
+    let restarts = async {
+        for _ in 0..5 {
+            // Under load for a while between two crashes: by the clock, because that is the load.
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            cluster.crash_and_restart().await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        finished.store(true, Ordering::SeqCst);
+    };
+    let post = async |n: usize| {
+        let mut accepted = Vec::new();
+        let mut round = 0;
+        while !finished.load(Ordering::SeqCst) {
+            let next = tokio::time::sleep(Duration::from_millis(50));
+            let event = tenant.publishes("a", &json!([n, round])).await;
+            accepted.push(uuid(&event["id"]));
+            round += 1;
+            next.await;
+        }
+        accepted
+    };
+
+    let (accepted, ()) = tokio::join!(
+        // Ten clients, twenty posts a second each.
+        futures_util::future::join_all((0..10).map(post)),
+        restarts
+    );
+
+    let accepted: Vec<_> = accepted.into_iter().flatten().collect();
+    assert!(accepted.len() > 200, "{}", accepted.len());
+    let session = cluster.database().connect(Role::Maintenance).await.unwrap();
+    let row = session
+        .query_one(
+            "SELECT (SELECT count(*) FROM events WHERE id = ANY($1)), (SELECT count(*) FROM events),
+                    (SELECT count(*) FROM ready), (SELECT count(DISTINCT payload) FROM events)",
+            &[&accepted],
+        )
+        .await
+        .unwrap();
+    let count = i64::try_from(accepted.len()).unwrap();
+    assert_eq!(row.get::<_, i64>(0), count, "every 202 is in the database");
+    assert_eq!(row.get::<_, i64>(1), count, "and nothing else");
+    assert_eq!(row.get::<_, i64>(2), count, "with its delivery");
+    assert_eq!(row.get::<_, i64>(3), count, "no event twice");
+}
+
+#[tokio::test]
+async fn hints_name_the_slot_and_endpoint_of_new_deliveries() {
+    let (database, server) = world().await;
+    let (listening, mut hints) = database
+        .database()
+        .connect_listening(Role::Worker, 100)
+        .await
+        .unwrap();
+    listening
+        .batch_execute("LISTEN postrider_hint")
+        .await
+        .unwrap();
+    let tenant = server.tenant("acme").await;
+    tenant.endpoint(json!({})).await;
+    let row = database
+        .session()
+        .await
+        .query_one("SELECT slot, id FROM endpoints", &[])
+        .await
+        .unwrap();
+    let expected = format!("{}:{}", row.get::<_, i16>(0), row.get::<_, i64>(1));
+
+    // A hint may be lost, the first one while the hinting task connects: so more than one event.
+    let received = tokio::time::timeout(PATIENCE, async {
+        loop {
+            tokio::select! {
+                hint = hints.recv() => return hint.unwrap(),
+                () = tokio::time::sleep(Duration::from_millis(200)) => {
+                    tenant.publishes("a", &json!(1)).await;
+                }
+            }
+        }
+    })
+    .await
+    .unwrap();
+
+    assert_eq!(received.payload(), expected);
 }

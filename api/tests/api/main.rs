@@ -8,4 +8,10 @@
 )]
 
 mod app;
+mod auth;
+mod bad_input;
+mod deliveries;
+mod endpoints;
+mod health;
 mod ingest;
+mod lists;

@@ -1,0 +1,280 @@
+//! Who may do what.
+
+use std::time::{Duration, Instant};
+
+use api::Config;
+use reqwest::Method;
+use serde_json::json;
+use shared::testing::{TestDatabase, eventually};
+
+use crate::app::{ADMIN, PATIENCE, Server, text, world};
+
+#[tokio::test]
+async fn a_request_without_a_valid_key_is_401_and_says_what_to_send() {
+    let (_database, server) = world().await;
+    let event = json!({"type": "a", "payload": 1}).to_string();
+    for authorization in [
+        None,
+        Some("Bearer"),
+        Some("Bearer "),
+        Some("Basic abc"),
+        Some("prk_without_scheme"),
+        Some("Bearer prk_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"),
+        Some("Bearer pro_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"),
+    ] {
+        let headers: Vec<_> = authorization
+            .iter()
+            .map(|value| ("authorization", *value))
+            .collect();
+        let reply = server
+            .send(Method::POST, "/v1/events", None, event.clone(), &headers)
+            .await;
+        assert_eq!(reply.header("www-authenticate"), "Bearer");
+        reply.problem(401, "unauthorized");
+    }
+}
+
+#[tokio::test]
+async fn a_key_does_only_what_its_scopes_say() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let keys = format!("/v1/admin/tenants/{}/keys", tenant.id);
+    let narrow = server
+        .post(&keys, ADMIN, &json!({"name": "n", "scopes": ["read"]}))
+        .await
+        .expect(201);
+    let narrow = text(&narrow["key"]);
+
+    server.get("/v1/events", &narrow).await.expect(200);
+    server
+        .post("/v1/events", &narrow, &json!({"type": "a", "payload": 1}))
+        .await
+        .problem(403, "missing-scope");
+    server
+        .post(
+            "/v1/endpoints",
+            &narrow,
+            &json!({"url": "http://127.0.0.1/"}),
+        )
+        .await
+        .problem(403, "missing-scope");
+    server
+        .get("/v1/tenants", &narrow)
+        .await
+        .problem(403, "missing-scope");
+    for scopes in [
+        json!([]),
+        json!(["everything"]),
+        json!(["tenants:write"]),
+        json!("read"),
+    ] {
+        server
+            .post(&keys, ADMIN, &json!({"name": "n", "scopes": scopes}))
+            .await
+            .problem(422, "invalid-fields");
+    }
+}
+
+#[tokio::test]
+async fn a_revoked_key_is_refused_by_every_process_within_two_seconds() {
+    let database = TestDatabase::new().await;
+    let (one, two) = (
+        Server::start(database.database()).await,
+        Server::start(database.database()).await,
+    );
+    let tenant = one.tenant("acme").await;
+    tenant.get("/v1/events").await.expect(200);
+    two.get("/v1/events", &tenant.key).await.expect(200);
+
+    one.delete(
+        &format!("/v1/admin/tenants/{}/keys/{}", tenant.id, tenant.key_id),
+        ADMIN,
+    )
+    .await
+    .expect(204);
+    let revoked = Instant::now();
+
+    for server in [&one, &two] {
+        eventually(PATIENCE, || async {
+            // In constant use: that must not keep it alive.
+            (server.get("/v1/events", &tenant.key).await.status == 401).then_some(())
+        })
+        .await;
+    }
+    assert!(
+        revoked.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        revoked.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn an_expired_key_is_refused() {
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    tenant.get("/v1/events").await.expect(200);
+
+    let session = database.session().await;
+    session
+        .execute("UPDATE api_keys SET expires_at = now()", &[])
+        .await
+        .unwrap();
+
+    eventually(PATIENCE, || async {
+        (tenant.get("/v1/events").await.status == 401).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_admin_api_is_off_without_a_token_and_says_how_to_turn_it_on() {
+    let database = TestDatabase::new().await;
+    let config = Config::for_testing(database.database()).without_admin();
+    let server = Server::start_with(config).await;
+
+    let problem = server
+        .post("/v1/admin/tenants", ADMIN, &json!({"name": "acme"}))
+        .await
+        .problem(404, "admin-api-off");
+
+    assert!(text(&problem["detail"]).contains("POSTRIDER_ADMIN_TOKEN"));
+}
+
+#[tokio::test]
+async fn the_admin_token_opens_the_admin_api_only() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+
+    server
+        .get("/v1/admin/tenants", &tenant.key)
+        .await
+        .problem(401, "unauthorized");
+    server
+        .get("/v1/admin/tenants", "wrong")
+        .await
+        .problem(401, "unauthorized");
+    server
+        .get("/v1/events", ADMIN)
+        .await
+        .problem(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn the_text_of_a_key_is_shown_once_and_stored_nowhere() {
+    // S2
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+
+    let list = server
+        .get(&format!("/v1/admin/tenants/{}/keys", tenant.id), ADMIN)
+        .await
+        .expect(200);
+
+    assert!(
+        tenant.key.starts_with("prk_") && tenant.key.len() == 47,
+        "{}",
+        tenant.key.len()
+    );
+    assert!(!list.to_string().contains(&tenant.key));
+    let hint = text(&list["data"][0]["hint"]);
+    assert!(hint.len() == 10 && tenant.key.starts_with(&hint));
+    let row = database
+        .session()
+        .await
+        .query_one(
+            "SELECT count(*) FROM api_keys k WHERE position($1 IN k::text) > 0",
+            &[&tenant.key],
+        )
+        .await
+        .unwrap();
+    assert_eq!(row.get::<_, i64>(0), 0);
+}
+
+#[tokio::test]
+async fn an_organizations_key_reaches_its_own_tenants_and_makes_them_on_first_use() {
+    // S3
+    let (_database, server) = world().await;
+    let organization = server
+        .post("/v1/admin/organizations", ADMIN, &json!({"name": "SaaS"}))
+        .await
+        .expect(201);
+    let keys = format!("/v1/admin/organizations/{}/keys", text(&organization["id"]));
+    let all = text(&server.post(&keys, ADMIN, &json!({})).await.expect(201)["key"]);
+    let no_tenants = json!({"scopes": ["events:write", "read"]});
+    let narrow = text(&server.post(&keys, ADMIN, &no_tenants).await.expect(201)["key"]);
+    let stranger = server.tenant("somebody else").await;
+    let get = async |key: &str, tenant: &str| {
+        server
+            .send(
+                Method::GET,
+                "/v1/events",
+                Some(key),
+                "",
+                &[("postrider-tenant", tenant)],
+            )
+            .await
+    };
+
+    assert!(all.starts_with("pro_"));
+    server
+        .get("/v1/events", &all)
+        .await
+        .problem(400, "invalid-parameter");
+    get(&narrow, "ext:acme-42").await.problem(404, "not-found");
+    get(&all, "ext:acme-42").await.expect(200);
+    get(&narrow, "ext:acme-42").await.expect(200);
+    let tenants = server.get("/v1/tenants", &all).await.expect(200);
+    assert_eq!(tenants["data"].as_array().unwrap().len(), 1);
+    assert_eq!(tenants["data"][0]["external_id"], "acme-42");
+    get(&narrow, &text(&tenants["data"][0]["id"]))
+        .await
+        .expect(200);
+    get(&all, &stranger.id).await.problem(404, "not-found");
+    get(&all, "tnt_nonsense")
+        .await
+        .problem(400, "invalid-parameter");
+    get(&all, "ext:").await.problem(400, "invalid-parameter");
+    server
+        .post("/v1/tenants", &narrow, &json!({"name": "x"}))
+        .await
+        .problem(403, "missing-scope");
+    let named = json!({"name": "Globex", "external_id": "globex"});
+    server.post("/v1/tenants", &all, &named).await.expect(201);
+    server
+        .post("/v1/tenants", &all, &named)
+        .await
+        .problem(409, "conflict");
+    get(&stranger.key, &text(&tenants["data"][0]["id"]))
+        .await
+        .problem(403, "missing-scope");
+    get(&stranger.key, &stranger.id).await.expect(200);
+}
+
+#[tokio::test]
+async fn parallel_first_uses_of_a_tenants_name_make_one_tenant() {
+    let (_database, server) = world().await;
+    let organization = server
+        .post("/v1/admin/organizations", ADMIN, &json!({"name": "SaaS"}))
+        .await
+        .expect(201);
+    let keys = format!("/v1/admin/organizations/{}/keys", text(&organization["id"]));
+    let key = text(&server.post(&keys, ADMIN, &json!({})).await.expect(201)["key"]);
+    let event = json!({"type": "a", "payload": 1}).to_string();
+    let header = [("postrider-tenant", "ext:new")];
+
+    let posts = (0..20).map(|_| {
+        server.send(
+            Method::POST,
+            "/v1/events",
+            Some(&key),
+            event.clone(),
+            &header,
+        )
+    });
+    for reply in futures_util::future::join_all(posts).await {
+        reply.expect(202);
+    }
+
+    let tenants = server.get("/v1/tenants", &key).await.expect(200);
+    assert_eq!(tenants["data"].as_array().unwrap().len(), 1);
+}

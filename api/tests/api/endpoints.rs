@@ -1,0 +1,258 @@
+//! Endpoints: one document, written and shown.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use shared::ids::EndpointId;
+use shared::sealing::MasterKeys;
+
+use crate::app::{text, world};
+
+#[tokio::test]
+async fn an_endpoint_is_shown_with_its_defaults_and_its_secret_once() {
+    // S2
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+
+    let mut created = tenant
+        .endpoint(json!({"url": "HTTP://127.0.0.1:80/a b".replace(' ', "%20")}))
+        .await;
+
+    let secret = text(&created["secret"]);
+    assert!(secret.starts_with("whsec_"));
+    let id = text(&created["id"]);
+    created.as_object_mut().unwrap().remove("secret");
+    let shown = tenant.get(&format!("/v1/endpoints/{id}")).await.expect(200);
+    assert_eq!(shown, created);
+    let mut fields = shown.clone();
+    for volatile in ["id", "created_at", "updated_at"] {
+        assert!(
+            fields
+                .as_object_mut()
+                .unwrap()
+                .remove(volatile)
+                .unwrap()
+                .is_string()
+        );
+    }
+    assert_eq!(
+        fields,
+        json!({
+            "url": "http://127.0.0.1/a%20b", "description": "", "event_types": [], "channels": [],
+            "enabled": true, "headers": {}, "timeout_ms": 15000, "max_attempts": 5,
+            "backoff": {"base_seconds": 30, "max_seconds": 3600}, "max_in_flight": 10,
+            "max_age_seconds": 432000, "max_pending": 100000, "metadata": {}
+        })
+    );
+    let uuid = id.parse::<EndpointId>().unwrap().0;
+    let row = database
+        .session()
+        .await
+        .query_one("SELECT s.sealed, e.slot FROM endpoint_secrets s JOIN endpoints e ON e.id = s.endpoint_id WHERE e.public_id = $1", &[&uuid])
+        .await
+        .unwrap();
+    let opened = MasterKeys::new([7; 32], None)
+        .open(row.get(0), &format!("secret:{uuid}"))
+        .unwrap();
+    let revealed = shared::policy::signing::Secret::from_bytes(&opened)
+        .unwrap()
+        .reveal();
+    assert_eq!(revealed, secret);
+    assert!((0..256).contains(&row.get::<_, i16>(1)));
+}
+
+#[tokio::test]
+async fn a_merge_patch_changes_what_it_names_and_null_means_the_default() {
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let created = tenant
+        .endpoint(json!({
+            "description": "first", "event_types": ["a"], "timeout_ms": 1000, "max_attempts": 9,
+            "backoff": {"base_seconds": 5, "max_seconds": 50},
+            "headers": {"X-One": "1", "X-Two": "2"}, "metadata": {"team": "a", "deep": {"x": 1, "y": 2}}
+        }))
+        .await;
+    let path = format!("/v1/endpoints/{}", text(&created["id"]));
+
+    let changed = server
+        .patch(
+            &path,
+            &tenant.key,
+            &json!({
+                "description": "second", "event_types": null, "timeout_ms": null,
+                "backoff": {"base_seconds": 7},
+                "headers": {"X-Two": null, "X-Three": "3", "X-One": "***"},
+                "metadata": {"deep": {"x": null}, "new": true}
+            }),
+        )
+        .await
+        .expect(200);
+
+    assert_eq!(changed["description"], "second");
+    assert_eq!(changed["event_types"], json!([]));
+    assert_eq!(changed["timeout_ms"], 15_000);
+    assert_eq!(changed["max_attempts"], 9);
+    assert_eq!(
+        changed["backoff"],
+        json!({"base_seconds": 7, "max_seconds": 50})
+    );
+    assert_eq!(
+        changed["headers"],
+        json!({"X-One": "***", "X-Three": "***"})
+    );
+    assert_eq!(
+        changed["metadata"],
+        json!({"team": "a", "deep": {"y": 2}, "new": true})
+    );
+    assert_eq!(tenant.get(&path).await.expect(200), changed);
+    let session = database.session().await;
+    let row = session
+        .query_one(
+            "SELECT e.sealed_headers, e.public_id, e.version, t.config_version,
+                    (SELECT count(*) FROM commands c WHERE c.endpoint_id = e.id AND c.slot = e.slot AND c.verb = 1)
+             FROM endpoints e JOIN tenants t ON t.id = e.tenant_id",
+            &[],
+        )
+        .await
+        .unwrap();
+    let uuid: uuid::Uuid = row.get(1);
+    let opened = MasterKeys::new([7; 32], None)
+        .open(row.get(0), &format!("headers:{uuid}"))
+        .unwrap();
+    let headers: Value = serde_json::from_slice(&opened).unwrap();
+    assert_eq!(headers, json!([["X-One", "1"], ["X-Three", "3"]]));
+    assert_eq!(
+        (
+            row.get::<_, i32>(2),
+            row.get::<_, i64>(3),
+            row.get::<_, i64>(4)
+        ),
+        (2, 3, 1)
+    );
+    server
+        .patch(&path, &tenant.key, &json!({"url": null}))
+        .await
+        .problem(422, "invalid-fields");
+    server
+        .patch(&path, &tenant.key, &json!({"id": "x"}))
+        .await
+        .problem(422, "invalid-fields");
+    server
+        .patch(&path, &tenant.key, &json!([]))
+        .await
+        .problem(422, "invalid-fields");
+    assert_eq!(tenant.get(&path).await.expect(200), changed);
+}
+
+#[tokio::test]
+async fn a_document_that_was_read_can_be_sent_back_and_changes_nothing() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let created = tenant
+        .endpoint(json!({"headers": {"Authorization": "Bearer t"}, "channels": ["eu"]}))
+        .await;
+    let path = format!("/v1/endpoints/{}", text(&created["id"]));
+    let mut document = tenant.get(&path).await.expect(200);
+    let before = document.clone();
+    for fixed in ["id", "created_at", "updated_at"] {
+        document.as_object_mut().unwrap().remove(fixed);
+    }
+
+    let mut after = server
+        .patch(&path, &tenant.key, &document)
+        .await
+        .expect(200);
+
+    after["updated_at"] = before["updated_at"].clone();
+    assert_eq!(after, before);
+}
+
+#[tokio::test]
+async fn enable_disable_and_delete_answer_with_what_holds() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let created = tenant.endpoint(json!({})).await;
+    let path = format!("/v1/endpoints/{}", text(&created["id"]));
+    let act = async |verb: &str| tenant.post(&format!("{path}/{verb}"), &json!({})).await;
+
+    assert_eq!(act("disable").await.expect(200)["enabled"], false);
+    let skipped = tenant.publishes("a", &json!(1)).await;
+    assert_eq!(skipped["deliveries"][0]["status"], "skipped");
+    assert_eq!(act("enable").await.expect(200)["enabled"], true);
+    let pending = tenant.publishes("a", &json!(1)).await;
+    assert_eq!(pending["deliveries"][0]["status"], "pending");
+    server.delete(&path, &tenant.key).await.expect(204);
+    server
+        .delete(&path, &tenant.key)
+        .await
+        .problem(404, "not-found");
+    tenant.get(&path).await.problem(404, "not-found");
+    act("enable").await.problem(404, "not-found");
+    server
+        .patch(&path, &tenant.key, &json!({}))
+        .await
+        .problem(404, "not-found");
+    assert_eq!(tenant.publishes("a", &json!(1)).await["delivery_count"], 0);
+    let list = tenant.get("/v1/endpoints").await.expect(200);
+    assert_eq!(list, json!({"data": [], "next_cursor": null}));
+}
+
+#[tokio::test]
+async fn another_tenants_ids_look_like_ids_that_do_not_exist() {
+    // S3
+    let (_database, server) = world().await;
+    let (owner, stranger) = (server.tenant("acme").await, server.tenant("globex").await);
+    let endpoint = text(&owner.endpoint(json!({})).await["id"]);
+    let event = owner.publishes("a", &json!({"secret": 1})).await;
+    let (event, delivery) = (text(&event["id"]), text(&event["deliveries"][0]["id"]));
+    let last = |id: &str, other: char| {
+        let mut changed = id.to_owned();
+        changed.pop();
+        changed.push(if id.ends_with(other) { '1' } else { other });
+        changed
+    };
+    for (method, path, id) in [
+        (Method::GET, "/v1/endpoints/{}", &endpoint),
+        (Method::PATCH, "/v1/endpoints/{}", &endpoint),
+        (Method::DELETE, "/v1/endpoints/{}", &endpoint),
+        (Method::POST, "/v1/endpoints/{}/enable", &endpoint),
+        (Method::POST, "/v1/endpoints/{}/disable", &endpoint),
+        (Method::GET, "/v1/events/{}", &event),
+        (Method::GET, "/v1/events/{}/payload", &event),
+        (Method::GET, "/v1/events/{}/deliveries", &event),
+        (Method::GET, "/v1/deliveries/{}", &delivery),
+        (Method::GET, "/v1/deliveries/{}/attempts", &delivery),
+        (Method::POST, "/v1/deliveries/{}/cancel", &delivery),
+        (Method::POST, "/v1/deliveries/{}/retry", &delivery),
+        (Method::GET, "/v1/deliveries?endpoint_id={}", &endpoint),
+    ] {
+        let ask = async |id: &str| {
+            let path = path.replace("{}", id);
+            let body = if method == Method::PATCH { "{}" } else { "" };
+            server
+                .send(method.clone(), &path, Some(&stranger.key), body, &[])
+                .await
+                .problem(404, "not-found")
+        };
+        assert_eq!(ask(id).await, ask(&last(id, '0')).await, "{method} {path}");
+    }
+    for path in ["/v1/endpoints", "/v1/events", "/v1/deliveries"] {
+        assert_eq!(
+            stranger.get(path).await.expect(200)["data"],
+            json!([]),
+            "{path}"
+        );
+    }
+    assert_eq!(
+        stranger.publishes("a", &json!(1)).await["delivery_count"],
+        0
+    );
+    owner
+        .get(&format!("/v1/endpoints/{endpoint}"))
+        .await
+        .expect(200);
+    let own = owner
+        .get(&format!("/v1/deliveries/{delivery}"))
+        .await
+        .expect(200);
+    assert_eq!(own["status"], "pending");
+}

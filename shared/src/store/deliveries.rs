@@ -1,0 +1,415 @@
+//! Deliveries as the API shows them, and the two changes that it makes itself: cancel, and the
+//! command to retry now.
+//!
+//! # Invariants
+//! - The status of a delivery is the table that it is in, read in one snapshot; delivered = an
+//!   *applied* attempt with a final status. Attempts of fenced workers never count.
+//! - D6: cancel deletes a live row and closes it in one statement, or does nothing.
+//! - S3: every statement names the tenant.
+
+use std::net::IpAddr;
+
+use time::OffsetDateTime;
+use tokio_postgres::GenericClient;
+use tokio_postgres::types::Json;
+use uuid::Uuid;
+
+use super::StoreError;
+use super::events::IdRange;
+use crate::domain::attempt::Outcome;
+use crate::domain::delivery::{CloseReason, DeadLetterClass, Status};
+use crate::domain::endpoint::EndpointSettings;
+use crate::ids::{TenantKey, created_at};
+
+/// Attempts are found by partition: none started before its delivery was made, but for the
+/// difference of two clocks.
+const CLOCK_SLACK: time::Duration = time::Duration::minutes(1);
+
+/// Ids of a tenant's deliveries, newest first. $5: only this endpoint; $6: only this status (not
+/// `in_flight`). Walks the `…_by_id` indexes and the primary keys of the others backwards, each at
+/// most to the limit; the endpoint is a filter on that walk.
+const PAGE: &str = "
+WITH flying AS MATERIALIZED (SELECT unnest(in_flight) AS id FROM workers WHERE expires_at > now())
+SELECT id FROM (
+  (SELECT id FROM ready WHERE tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::int8 IS NULL OR endpoint_id = $5)
+     AND ($6::int2 IS NULL OR $6 = 1 AND NOT id IN (SELECT id FROM flying)) ORDER BY id DESC LIMIT $4)
+  UNION ALL
+  (SELECT id FROM ready_ordered WHERE tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::int8 IS NULL OR endpoint_id = $5)
+     AND ($6::int2 IS NULL OR $6 = CASE WHEN due_at IS NULL THEN 1 ELSE 4 END AND NOT id IN (SELECT id FROM flying))
+     ORDER BY id DESC LIMIT $4)
+  UNION ALL
+  (SELECT id FROM retry WHERE tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::int8 IS NULL OR endpoint_id = $5)
+     AND ($6::int2 IS NULL OR $6 = 4 AND NOT id IN (SELECT id FROM flying)) ORDER BY id DESC LIMIT $4)
+  UNION ALL
+  (SELECT id FROM dead_letters WHERE tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::int8 IS NULL OR endpoint_id = $5)
+     AND ($6::int2 IS NULL OR $6 = 5) ORDER BY id DESC LIMIT $4)
+  UNION ALL
+  (SELECT id FROM closed WHERE tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::int8 IS NULL OR endpoint_id = $5)
+     AND ($6::int2 IS NULL OR $6 = status) ORDER BY id DESC LIMIT $4)
+  UNION ALL
+  (SELECT delivery_id FROM attempts WHERE tenant_id = $1 AND delivery_id >= $2 AND delivery_id < $3
+     AND started_at >= $7 AND ($5::int8 IS NULL OR endpoint_id = $5)
+     AND applied AND final_status = 3 AND ($6::int2 IS NULL OR $6 = 3) ORDER BY delivery_id DESC LIMIT $4)
+) x ORDER BY id DESC LIMIT $4";
+
+/// The same for `in_flight`: what living workers list, as far as it is this tenant's and still live.
+const PAGE_IN_FLIGHT: &str = "
+SELECT f.id FROM (SELECT DISTINCT unnest(in_flight) AS id FROM workers WHERE expires_at > now()) f
+CROSS JOIN LATERAL (
+  SELECT endpoint_id FROM ready WHERE tenant_id = $1 AND id = f.id
+  UNION ALL SELECT endpoint_id FROM retry WHERE tenant_id = $1 AND id = f.id
+  UNION ALL SELECT endpoint_id FROM ready_ordered WHERE tenant_id = $1 AND id = f.id) l
+WHERE f.id >= $2 AND f.id < $3 AND ($5::int8 IS NULL OR l.endpoint_id = $5)
+ORDER BY f.id DESC LIMIT $4";
+
+/// Deliveries by id, in the order of the ids. Uses the `…_by_id` indexes and primary keys.
+const BY_IDS: &str = "
+WITH flying AS MATERIALIZED (SELECT unnest(in_flight) AS id FROM workers WHERE expires_at > now())
+SELECT u.id, p.status, u.id IN (SELECT id FROM flying), coalesce(p.event_id, a.event_id), e.public_id,
+       e.settings, coalesce(p.attempts_made, a.no), p.due_at, p.reason, p.class, p.why, p.ended_at,
+       a.final_status, a.outcome, a.status, a.total_ms, a.error, a.started_at
+FROM unnest($2::uuid[], $3::timestamptz[]) WITH ORDINALITY AS u(id, made_at, ord)
+LEFT JOIN LATERAL (
+  SELECT 1::int2 AS status, endpoint_id, event_id, attempts_made, NULL::timestamptz AS due_at,
+         NULL::int2 AS reason, NULL::int2 AS class, NULL::text AS why, NULL::timestamptz AS ended_at
+  FROM ready WHERE tenant_id = $1 AND id = u.id
+  UNION ALL
+  SELECT 4::int2, endpoint_id, event_id, attempts_made, due_at, NULL, NULL, NULL, NULL
+  FROM retry WHERE tenant_id = $1 AND id = u.id
+  UNION ALL
+  SELECT CASE WHEN due_at IS NULL THEN 1::int2 ELSE 4::int2 END, endpoint_id, event_id, attempts_made, due_at, NULL, NULL, NULL, NULL
+  FROM ready_ordered WHERE tenant_id = $1 AND id = u.id
+  UNION ALL
+  SELECT 5::int2, endpoint_id, event_id, attempts_made, NULL, NULL, class, reason, dead_at
+  FROM dead_letters WHERE tenant_id = $1 AND id = u.id
+  UNION ALL
+  SELECT status, endpoint_id, event_id, attempts_made, NULL, reason, NULL, NULL, closed_at
+  FROM closed WHERE tenant_id = $1 AND id = u.id
+  LIMIT 1) p ON true
+LEFT JOIN LATERAL (
+  SELECT no, endpoint_id, event_id, final_status, outcome, status, total_ms, error, started_at FROM attempts
+  WHERE tenant_id = $1 AND delivery_id = u.id AND applied AND started_at >= u.made_at
+  ORDER BY no DESC, epoch DESC LIMIT 1) a ON true
+LEFT JOIN LATERAL (
+  SELECT public_id, settings FROM endpoints WHERE id = coalesce(p.endpoint_id, a.endpoint_id) OFFSET 0) e ON true
+WHERE p.status IS NOT NULL OR a.final_status IS NOT NULL
+ORDER BY u.ord";
+
+/// One delivery's attempts, newest first, those before ($4, $5). Uses `attempts_pkey`.
+const ATTEMPTS: &str = "
+SELECT no, epoch, started_at, endpoint_version, total_ms, queue_us, dns_us, connect_us, tls_us, ttfb_us,
+       outcome, status, final_status, applied, addr, response, error
+FROM attempts
+WHERE tenant_id = $1 AND delivery_id = $2 AND started_at >= $3 AND (no, epoch) < ($4, $5)
+ORDER BY no DESC, epoch DESC LIMIT $6";
+
+/// Deletes the live row, wherever it is, unless a living worker lists it as under way, and closes
+/// the delivery. A record that runs at the same time waits, finds nothing and changes nothing.
+const CANCEL: &str = "
+WITH flying AS MATERIALIZED (SELECT FROM workers WHERE expires_at > now() AND $2 = ANY (in_flight)),
+a AS (DELETE FROM ready WHERE tenant_id = $1 AND id = $2 AND NOT EXISTS (SELECT FROM flying)
+      RETURNING endpoint_id, event_id, attempts_made),
+b AS (DELETE FROM retry WHERE tenant_id = $1 AND id = $2 AND NOT EXISTS (SELECT FROM flying)
+      RETURNING endpoint_id, event_id, attempts_made),
+c AS (DELETE FROM ready_ordered WHERE tenant_id = $1 AND id = $2 AND NOT EXISTS (SELECT FROM flying)
+      RETURNING endpoint_id, event_id, attempts_made)
+INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason, attempts_made)
+SELECT $1, $2, endpoint_id, event_id, $3, $4, attempts_made
+FROM (SELECT * FROM a UNION ALL SELECT * FROM b UNION ALL SELECT * FROM c) gone";
+
+/// Asks the slot's owner to make a waiting delivery due now.
+const RETRY: &str = "
+INSERT INTO commands (slot, tenant_id, endpoint_id, delivery_id, verb)
+SELECT slot, $1, endpoint_id, $2, 2 FROM (
+  SELECT slot, endpoint_id FROM ready WHERE tenant_id = $1 AND id = $2
+  UNION ALL SELECT slot, endpoint_id FROM retry WHERE tenant_id = $1 AND id = $2
+  UNION ALL SELECT slot, endpoint_id FROM ready_ordered WHERE tenant_id = $1 AND id = $2) live";
+
+/// Every statement here, for the test that prepares them.
+pub const STATEMENTS: &[(&str, &str)] = &[
+    ("deliveries.page", PAGE),
+    ("deliveries.page_in_flight", PAGE_IN_FLIGHT),
+    ("deliveries.by_ids", BY_IDS),
+    ("deliveries.attempts", ATTEMPTS),
+    ("deliveries.cancel", CANCEL),
+    ("deliveries.retry", RETRY),
+];
+
+/// Which deliveries of a tenant.
+#[derive(Debug, Clone, Copy)]
+pub struct Filter {
+    /// Ids from (included) and to (excluded).
+    pub range: IdRange,
+    /// `endpoints.id`.
+    pub endpoint: Option<i64>,
+    /// Only these.
+    pub status: Option<Status>,
+}
+
+/// A delivery and how it stands.
+#[derive(Debug, Clone)]
+pub struct Delivery {
+    /// UUIDv7; `created_at` is in it.
+    pub id: Uuid,
+    /// Of which event.
+    pub event: Uuid,
+    /// To which endpoint, by its public id.
+    pub endpoint: Uuid,
+    /// How it stands.
+    pub status: Status,
+    /// Requests made.
+    pub attempts_made: i16,
+    /// How many may be charged to it.
+    pub max_attempts: u16,
+    /// When its next attempt is due.
+    pub next_attempt_at: Option<OffsetDateTime>,
+    /// When it was delivered.
+    pub delivered_at: Option<OffsetDateTime>,
+    /// Why it was closed.
+    pub close_reason: Option<CloseReason>,
+    /// Why it is a dead letter.
+    pub dead_letter: Option<(DeadLetterClass, Option<String>)>,
+    /// When it was closed or became a dead letter.
+    pub ended_at: Option<OffsetDateTime>,
+    /// Its last attempt, as far as it counts.
+    pub last: Option<LastAttempt>,
+}
+
+/// What the last attempt that counts brought.
+#[derive(Debug, Clone)]
+pub struct LastAttempt {
+    /// Its class.
+    pub outcome: Outcome,
+    /// HTTP status, if there was a response.
+    pub status_code: Option<i16>,
+    /// Milliseconds, DNS to last byte.
+    pub total_ms: i32,
+    /// What went wrong, in words.
+    pub error: Option<String>,
+}
+
+/// One HTTP request.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// From 1.
+    pub number: i16,
+    /// Of the slot's owner that made it.
+    pub epoch: i64,
+    /// Database time, estimated by the worker.
+    pub started_at: OffsetDateTime,
+    /// Which version of the endpoint.
+    pub endpoint_version: i32,
+    /// Milliseconds, DNS to last byte.
+    pub total_ms: i32,
+    /// Microseconds of each phase: waiting, DNS, connect, TLS, first byte.
+    pub phases_us: [Option<i32>; 5],
+    /// Its class.
+    pub outcome: Outcome,
+    /// HTTP status, if there was a response.
+    pub status_code: Option<i16>,
+    /// Set on the attempt that ended the delivery.
+    pub final_status: Option<Status>,
+    /// Whether it counts.
+    pub applied: bool,
+    /// The address that was dialled.
+    pub address: Option<IpAddr>,
+    /// The beginning of the response's body.
+    pub response: Option<Vec<u8>>,
+    /// What went wrong, in words.
+    pub error: Option<String>,
+}
+
+/// Ids of a tenant's deliveries, newest first.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn page(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    filter: Filter,
+    limit: i64,
+) -> Result<Vec<Uuid>, StoreError> {
+    let (from, to) = filter.range;
+    let rows = if filter.status == Some(Status::InFlight) {
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+            [&tenant.0, &from, &to, &limit, &filter.endpoint];
+        client.query(PAGE_IN_FLIGHT, &parameters).await?
+    } else {
+        let status = filter.status.map(Status::code);
+        let since = created_at(from) - CLOCK_SLACK;
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 7] = [
+            &tenant.0,
+            &from,
+            &to,
+            &limit,
+            &filter.endpoint,
+            &status,
+            &since,
+        ];
+        client.query(PAGE, &parameters).await?
+    };
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+/// A tenant's deliveries by id, in the order given; what does not exist, or belongs to another
+/// tenant, is absent.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn by_ids(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    ids: &[Uuid],
+) -> Result<Vec<Delivery>, StoreError> {
+    let made_at: Vec<OffsetDateTime> = ids.iter().map(|id| earliest_attempt(*id)).collect();
+    client
+        .query(BY_IDS, &[&tenant.0, &ids, &made_at])
+        .await?
+        .iter()
+        .map(delivery)
+        .collect()
+}
+
+/// One delivery's attempts, newest first, those before this number and epoch.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn attempts(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    id: Uuid,
+    before: (i16, i64),
+    limit: i64,
+) -> Result<Vec<Attempt>, StoreError> {
+    let from = earliest_attempt(id);
+    client
+        .query(
+            ATTEMPTS,
+            &[&tenant.0, &id, &from, &before.0, &before.1, &limit],
+        )
+        .await?
+        .iter()
+        .map(attempt)
+        .collect()
+}
+
+/// Cancels a delivery that waits; whether it did.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn cancel(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    id: Uuid,
+) -> Result<bool, StoreError> {
+    let reason = CloseReason::Cancelled;
+    let status = reason.status().code();
+    let closed = client
+        .execute(CANCEL, &[&tenant.0, &id, &status, &reason.code()])
+        .await?;
+    Ok(closed > 0)
+}
+
+/// Asks for a waiting delivery to be due now; whether it waits. Call [`super::notify::commands`]
+/// afterwards.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn retry(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    id: Uuid,
+) -> Result<bool, StoreError> {
+    Ok(client.execute(RETRY, &[&tenant.0, &id]).await? > 0)
+}
+
+fn earliest_attempt(id: Uuid) -> OffsetDateTime {
+    created_at(id) - CLOCK_SLACK
+}
+
+fn delivery(row: &tokio_postgres::Row) -> Result<Delivery, StoreError> {
+    let live: Option<i16> = row.try_get(1)?;
+    let flying: bool = row.try_get(2)?;
+    let final_status: Option<i16> = row.try_get(12)?;
+    let status = match (live, final_status) {
+        (Some(code), _) | (None, Some(code)) => Status::try_from(code)?,
+        (None, None) => return Err(StoreError::Decode("a delivery nowhere".to_owned())),
+    };
+    let status = if flying && !status.is_final() {
+        Status::InFlight
+    } else {
+        status
+    };
+    let settings: Option<Json<EndpointSettings>> = row.try_get(5)?;
+    let last = last_attempt(row)?;
+    let delivered_at = match (status, &last) {
+        (Status::Delivered, Some(last)) => {
+            let started: OffsetDateTime = row.try_get(17)?;
+            Some(started + time::Duration::milliseconds(i64::from(last.total_ms)))
+        }
+        _ => None,
+    };
+    Ok(Delivery {
+        id: row.try_get(0)?,
+        event: row.try_get(3)?,
+        endpoint: row.try_get(4)?,
+        status,
+        attempts_made: row.try_get(6)?,
+        max_attempts: settings
+            .map_or_else(EndpointSettings::default, |Json(s)| s)
+            .max_attempts,
+        next_attempt_at: row.try_get(7)?,
+        delivered_at,
+        close_reason: code(row.try_get(8)?)?,
+        dead_letter: code(row.try_get(9)?)?
+            .map(|class| Ok::<_, StoreError>((class, row.try_get(10)?)))
+            .transpose()?,
+        ended_at: row.try_get(11)?,
+        last,
+    })
+}
+
+fn last_attempt(row: &tokio_postgres::Row) -> Result<Option<LastAttempt>, StoreError> {
+    let Some(outcome) = code(row.try_get(13)?)? else {
+        return Ok(None);
+    };
+    Ok(Some(LastAttempt {
+        outcome,
+        status_code: row.try_get(14)?,
+        total_ms: row.try_get(15)?,
+        error: row.try_get(16)?,
+    }))
+}
+
+fn attempt(row: &tokio_postgres::Row) -> Result<Attempt, StoreError> {
+    Ok(Attempt {
+        number: row.try_get(0)?,
+        epoch: row.try_get(1)?,
+        started_at: row.try_get(2)?,
+        endpoint_version: row.try_get(3)?,
+        total_ms: row.try_get(4)?,
+        phases_us: [
+            row.try_get(5)?,
+            row.try_get(6)?,
+            row.try_get(7)?,
+            row.try_get(8)?,
+            row.try_get(9)?,
+        ],
+        outcome: Outcome::try_from(row.try_get::<_, i16>(10)?)?,
+        status_code: row.try_get(11)?,
+        final_status: code(row.try_get(12)?)?,
+        applied: row.try_get(13)?,
+        address: row.try_get(14)?,
+        response: row.try_get(15)?,
+        error: row.try_get(16)?,
+    })
+}
+
+/// A nullable code as its enumeration.
+fn code<T>(code: Option<i16>) -> Result<Option<T>, StoreError>
+where
+    T: TryFrom<i16>,
+    StoreError: From<T::Error>,
+{
+    Ok(code.map(T::try_from).transpose()?)
+}
