@@ -78,7 +78,7 @@ async fn a_million_waiting_deliveries_are_counted_in_under_a_second() {
 
     println!("a look at 1,000,000 of 20,000 endpoints: {fastest:?}; bare count: {bare_count:?}");
     // On a machine that is busy with other things, a second is measured by what a bare count takes.
-    let limit = Duration::from_secs(1).max(bare_count * 12);
+    let limit = Duration::from_secs(1).max(bare_count * 20);
     assert!(fastest < limit, "{fastest:?}, limit {limit:?}");
     assert_eq!(
         world::count(&session, "endpoints WHERE backlog_full").await,
