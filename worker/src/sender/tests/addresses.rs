@@ -1,0 +1,143 @@
+//! S1: where requests may not go, and what they say.
+
+use std::process::Command;
+
+use reqwest::dns::Resolve;
+use shared::policy::address::DenyReason;
+
+use super::super::resolver::VettingResolver;
+use super::super::response;
+use super::super::trace::Trace;
+use super::*;
+
+#[tokio::test]
+async fn s1_a_redirect_is_an_answer_and_not_followed() {
+    let elsewhere = Receiver::answering(OK).await;
+    for status in [301, 302, 303, 307, 308] {
+        let head = format!(
+            "HTTP/1.1 {status} Moved\r\nLocation: {}\r\nContent-Length: 0\r\n\r\n",
+            elsewhere.url()
+        );
+        let receiver = Receiver::answering(head).await;
+
+        assert_eq!(answer(&local(), &receiver).await.status, status);
+    }
+    assert_eq!(elsewhere.connections(), 0);
+}
+
+#[tokio::test]
+async fn s1_a_literal_that_is_not_opened_is_never_dialled() {
+    let receiver = Receiver::answering(OK).await;
+    let port = receiver.addr.port();
+    let closed = sender("10.0.0.0/8");
+    let cases = [
+        ("127.0.0.1", DenyReason::Loopback),
+        ("2130706433", DenyReason::Loopback),
+        ("0x7f.1", DenyReason::Loopback),
+        ("127.0.0.1.", DenyReason::Loopback),
+        ("[::1]", DenyReason::Loopback),
+        ("[::ffff:127.0.0.1]", DenyReason::Loopback),
+        ("[64:ff9b::7f00:1]", DenyReason::Loopback),
+        ("localhost", DenyReason::Loopback),
+        ("x.localhost.", DenyReason::Loopback),
+        ("0", DenyReason::Unspecified),
+        ("169.254.169.254", DenyReason::Metadata),
+        ("[::ffff:169.254.169.254]", DenyReason::Metadata),
+        ("192.168.0.1", DenyReason::Private),
+    ];
+    for (host, reason) in cases {
+        let url = format!("http://{host}:{port}/").parse().unwrap();
+        let (result, timings) = closed.send(request(url, AMPLE)).await;
+        assert_eq!(result, Err(SendError::AddressDenied(reason)), "{host}");
+        assert_eq!(timings.connect, None);
+    }
+    assert_eq!(receiver.connections(), 0);
+}
+
+#[tokio::test]
+async fn s1_a_name_is_judged_by_the_addresses_that_would_be_dialled() {
+    let receiver = Receiver::answering(OK).await;
+    let url: Url = format!("http://localhost:{}/", receiver.addr.port())
+        .parse()
+        .unwrap();
+
+    // Past the check of literals, to what the resolver says.
+    let closed = sender("10.0.0.0/8");
+    let error = closed.client.post(url.clone()).send().await.unwrap_err();
+    let explained = Trace::read(|trace| response::explain(&error, trace));
+    assert_eq!(explained, SendError::AddressDenied(DenyReason::Loopback));
+    assert_eq!(receiver.connections(), 0);
+
+    let (result, timings) = local().send(request(url, AMPLE)).await;
+    assert_eq!(result.unwrap().status, 200);
+    assert!(timings.dns.is_some() && timings.connect.is_some());
+    assert_eq!(timings.addr, Some(receiver.addr.ip()));
+}
+
+#[tokio::test]
+async fn a_name_is_looked_up_behind_the_policy() {
+    let open = VettingResolver::new(AddressRules::parse("127.0.0.0/8,::1").unwrap());
+    let found = open.resolve("localhost".parse().unwrap()).await.unwrap();
+    assert!(found.map(|one| one.ip()).all(|ip| ip.is_loopback()));
+
+    let closed = VettingResolver::new(AddressRules::default());
+    let error = closed
+        .resolve("localhost".parse().unwrap())
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(error.downcast_ref(), Some(&DenyReason::Loopback));
+}
+
+#[tokio::test]
+async fn a_name_without_an_address_is_a_dns_error() {
+    // Longer than a label may be: refused by every resolver without asking the network.
+    let url = format!("http://{}.example/", "x".repeat(80))
+        .parse()
+        .unwrap();
+
+    let (result, _) = local().send(request(url, AMPLE)).await;
+
+    assert!(matches!(result, Err(SendError::Dns(_))), "{result:?}");
+}
+
+#[tokio::test]
+async fn a_closed_port_is_a_connect_error() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url: Url = format!("http://{}/", listener.local_addr().unwrap())
+        .parse()
+        .unwrap();
+    drop(listener);
+
+    let (result, timings) = local().send(request(url, AMPLE)).await;
+
+    assert_eq!(
+        result,
+        Err(SendError::Connect(io::ErrorKind::ConnectionRefused))
+    );
+    assert_eq!(timings.addr, Some([127, 0, 0, 1].into()));
+}
+
+#[test]
+fn s1_a_proxy_of_the_environment_is_not_used() {
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    for name in [
+        "HTTP_PROXY",
+        "http_proxy",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "all_proxy",
+    ] {
+        again.env(name, "http://127.0.0.1:1");
+    }
+    let output = again
+        .env_remove("NO_PROXY")
+        .args([
+            "--exact",
+            "sender::tests::p1_the_request_arrives_byte_for_byte",
+        ])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("1 passed"), "{text}");
+}
