@@ -2,6 +2,11 @@
 //! that stand on it. Each test has a cluster of its own.
 
 #![cfg(feature = "testing")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "the helpers of tests fail the test"
+)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -87,7 +87,11 @@ impl Commands {
                 let now = self.clock.now();
                 let making_due = commands::make_due(session, incarnation, (tenant, delivery), now);
                 within(BUDGET, making_due).await?;
-                Input::RetriesDue { slot, endpoint, tenant }
+                Input::RetriesDue {
+                    slot,
+                    endpoint,
+                    tenant,
+                }
             }
         };
         let told = self.engine.send(input).await;

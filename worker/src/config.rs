@@ -91,7 +91,10 @@ impl Config {
 
 /// The database and the master key; both problems at once.
 fn required(settings: &Settings) -> Result<(&str, &str), ConfigErrors> {
-    match (settings.required("DATABASE_URL"), settings.required("POSTRIDER_MASTER_KEY")) {
+    match (
+        settings.required("DATABASE_URL"),
+        settings.required("POSTRIDER_MASTER_KEY"),
+    ) {
         (Ok(url), Ok(key)) => Ok((url, key)),
         (Err(mut errors), Err(more)) => {
             errors.0.extend(more.0);

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use shared::domain::attempt::Outcome;
 use shared::ids::{DeliveryId, EventId, created_at};
+use shared::policy::backoff::UnitInterval;
 use shared::policy::classify::{SendError, SendResult, Verdict};
 use shared::policy::decide::{Progress, decide};
 use shared::runtime::clock::{BootTime, DatabaseClock, boot_time, wall_time};
@@ -45,15 +46,25 @@ pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
         }
         None => internal("the event is gone"),
     };
-    let record = conclude(&context.clock, *job, started, sent);
+    let record = conclude(
+        &context.clock,
+        *job,
+        (started, boot_time()),
+        sent,
+        jitter::draw(),
+    );
     if context.records.send(record).await.is_err() {
-        tracing::error!("the recorder has ended; an outcome is lost and its delivery will be repeated");
+        tracing::error!(
+            "the recorder has ended; an outcome is lost and its delivery will be repeated"
+        );
     }
 }
 
 async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, Timings) {
     let target = &job.endpoint.target;
-    let Some(url) = target.url.clone() else { return internal("the stored URL cannot be parsed") };
+    let Some(url) = target.url.clone() else {
+        return internal("the stored URL cannot be parsed");
+    };
     // The timestamp is taken when the request starts: receivers refuse old ones.
     let now = wall_time();
     let stamp = Stamp {
@@ -70,16 +81,26 @@ async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, 
         Err(error) => return (Err(error), Timings::default()),
     };
     let timeout = job.endpoint.settings.timeout();
-    sender.send(OutboundRequest { url, headers, body: event.payload.clone(), timeout }).await
+    sender
+        .send(OutboundRequest {
+            url,
+            headers,
+            body: event.payload.clone(),
+            timeout,
+        })
+        .await
 }
 
-fn conclude(
+/// From what came of a request to the record of it. Pure but for logs and metrics; `tests/model`
+/// makes its records with it as well.
+#[must_use]
+pub fn conclude(
     clock: &DatabaseClock,
     job: Job,
-    started: BootTime,
+    (started, ended): (BootTime, BootTime),
     (result, timings): (SendResult, Timings),
+    jitter: UnitInterval,
 ) -> Record {
-    let ended = boot_time();
     let now = clock.at(ended);
     let verdict = Verdict::of(&result, now);
     let row = &job.row;
@@ -89,10 +110,15 @@ fn conclude(
         created_at: created_at(row.id),
         deliver_before: row.event.as_ref().and_then(|event| event.deliver_before),
     };
-    let decided = decide(&job.endpoint.settings, &progress, &verdict, now, jitter::draw());
+    let decided = decide(&job.endpoint.settings, &progress, &verdict, now, jitter);
     let total = ended.since(started);
     log(&job, verdict.outcome, &result, total);
-    measure(verdict.outcome, &timings, total, (now - progress.created_at).as_seconds_f64());
+    measure(
+        verdict.outcome,
+        &timings,
+        total,
+        (now - progress.created_at).as_seconds_f64(),
+    );
     let (status, response, note) = facts(result);
     Record {
         owner: job.owner,
@@ -125,14 +151,22 @@ fn facts(result: SendResult) -> (Option<u16>, Bytes, Option<String>) {
             let note = response.body.note().map(str::to_owned);
             (Some(response.status), response.excerpt, note)
         }
-        Err(error) => (None, Bytes::new(), Some(error.to_string().replace('\0', "\u{fffd}"))),
+        Err(error) => (
+            None,
+            Bytes::new(),
+            Some(error.to_string().replace('\0', "\u{fffd}")),
+        ),
     }
 }
 
 fn measure(outcome: Outcome, timings: &Timings, total: Duration, lag_seconds: f64) {
-    metrics::ATTEMPT_SECONDS.with_label_values(&["total"]).observe(total.as_secs_f64());
+    metrics::ATTEMPT_SECONDS
+        .with_label_values(&["total"])
+        .observe(total.as_secs_f64());
     if let Some(first_byte) = timings.first_byte {
-        metrics::ATTEMPT_SECONDS.with_label_values(&["first_byte"]).observe(first_byte.as_secs_f64());
+        metrics::ATTEMPT_SECONDS
+            .with_label_values(&["first_byte"])
+            .observe(first_byte.as_secs_f64());
     }
     if outcome == Outcome::Delivered {
         metrics::DELIVERY_LAG.observe(lag_seconds.max(0.0));

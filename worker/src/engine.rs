@@ -85,7 +85,8 @@ impl Engine {
     fn tick(&self, inputs: &mut Vec<Input>) {
         inputs.push(Input::RecordingBehind(self.lag.lag() > MOST_RECORD_LAG));
         inputs.push(Input::Tick);
-        let listed_before = shared::runtime::clock::BootTime(boot_time().0.saturating_sub(LISTED_AFTER));
+        let listed_before =
+            shared::runtime::clock::BootTime(boot_time().0.saturating_sub(LISTED_AFTER));
         if let Ok(mut listed) = self.in_flight.lock() {
             *listed = self.scheduler.in_flight_since(listed_before);
         }
@@ -93,7 +94,10 @@ impl Engine {
 
     fn turn(&mut self, inputs: &mut Vec<Input>) {
         let boot = boot_time();
-        let now = Now { boot, database: self.clock.at(boot) };
+        let now = Now {
+            boot,
+            database: self.clock.at(boot),
+        };
         for input in inputs.drain(..) {
             if matches!(input, Input::Closed { .. }) {
                 self.closing = false;
@@ -113,11 +117,23 @@ impl Engine {
             Effect::Scan(slots) => ask(&self.scans, Question::Scan(slots)),
             Effect::Settle(record) => {
                 if self.records.try_send(*record).is_err() {
-                    tracing::error!("the recorder has no room for an outcome; the delivery stays as it is");
+                    tracing::error!(
+                        "the recorder has no room for an outcome; the delivery stays as it is"
+                    );
                 }
             }
-            Effect::Close { owner, endpoint, reason, except } => {
-                self.closes.push_back(Close { owner, endpoint, reason, except });
+            Effect::Close {
+                owner,
+                endpoint,
+                reason,
+                except,
+            } => {
+                self.closes.push_back(Close {
+                    owner,
+                    endpoint,
+                    reason,
+                    except,
+                });
             }
             Effect::Release(slots) => {
                 if self.releases.try_send(slots).is_err() {

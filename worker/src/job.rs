@@ -45,7 +45,9 @@ pub struct EventData {
 
 impl std::fmt::Debug for EventData {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("EventData").field("bytes", &self.payload.len()).finish_non_exhaustive()
+        out.debug_struct("EventData")
+            .field("bytes", &self.payload.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -73,6 +75,8 @@ pub struct Job {
     pub loaded_at: BootTime,
     /// It was in flight when a worker died: the death is charged to it before it is sent.
     pub suspect: bool,
+    /// The lease as it was when admitted: the request does not start later than this.
+    pub start_before: BootTime,
 }
 
 /// What is written about a delivery: the attempt, if there was one, and where the delivery goes.

@@ -5,15 +5,15 @@
 //!
 //! # Invariants
 //! - D3 the instant a renewal is *sent* bounds when sends may start; the fence in the database decides.
-//! - Others are declared dead only after this session has been healthy for a whole TTL: after an outage
-//!   of the database the first one back must not take everything from those who come back just behind it.
+//! - What to do is decided in [`crate::tenure`], which compares with the database at each renewal: an
+//!   answer that was lost on the way is no slot lost, and none held twice.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use shared::ids::{Epoch, Incarnation, SLOT_COUNT, Slot};
-use shared::runtime::clock::{BootTime, DatabaseClock, boot_time};
+use shared::runtime::clock::{DatabaseClock, boot_time};
 use shared::runtime::{budgets, jitter};
 use shared::store::pool::within;
 use shared::store::{Database, Role, Session, StoreError, slots};
@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use crate::metrics;
 use crate::scheduler::Input;
+use crate::tenure::{Balance, Tenure};
 
 /// One statement of the lease; short, so that a hung connection is replaced while the lease lives.
 const STATEMENT_BUDGET: Duration = Duration::from_secs(3);
@@ -89,9 +90,9 @@ impl Lease {
     async fn live(&mut self, drain: &CancellationToken) -> End {
         let incarnation = Incarnation(Uuid::new_v4());
         let mut session = self.begin(incarnation).await;
-        let mut healthy_since = boot_time();
+        let mut tenure = Tenure::new(self.ttl, boot_time());
         loop {
-            let step = self.step(&mut session, incarnation, healthy_since, drain).await;
+            let step = self.step(&session, incarnation, &mut tenure, drain).await;
             match step {
                 Ok(None) => {}
                 Ok(Some(end)) => {
@@ -101,11 +102,12 @@ impl Lease {
                 Err(error) => {
                     tracing::warn!(%error, "the lease could not be renewed; connecting again");
                     session = self.reconnect().await;
-                    healthy_since = boot_time();
+                    tenure.connected(boot_time());
                     continue;
                 }
             }
-            self.wait(&mut session, incarnation, drain).await;
+            self.wait(&mut session, incarnation, &mut tenure, drain)
+                .await;
         }
     }
 
@@ -120,7 +122,8 @@ impl Lease {
                     self.clock.measured(sent, boot_time(), now);
                     self.tell(Input::Born(incarnation)).await;
                     self.tell(Input::Renewed { sent_at: sent }).await;
-                    self.owned.send_modify(|owned| owned.incarnation = Some(incarnation));
+                    self.owned
+                        .send_modify(|owned| owned.incarnation = Some(incarnation));
                     announce(&session).await;
                     tracing::info!(worker.incarnation = %incarnation.0, "a worker joined");
                     return session;
@@ -146,78 +149,127 @@ impl Lease {
     /// Renews, buries the dead, takes or gives up slots.
     async fn step(
         &mut self,
-        session: &mut Session,
+        session: &Session,
         incarnation: Incarnation,
-        healthy_since: BootTime,
+        tenure: &mut Tenure,
         drain: &CancellationToken,
     ) -> Result<Option<End>, StoreError> {
-        if !self.renew(session, incarnation).await? {
+        if !self.renew(session, incarnation, tenure).await? {
             return Ok(Some(End::Lost));
         }
         if drain.is_cancelled() {
-            if self.owned.borrow().slots.is_empty() {
+            within(STATEMENT_BUDGET, slots::drain(session, incarnation)).await?;
+            if tenure.held().is_empty() {
                 within(STATEMENT_BUDGET, slots::leave(session, incarnation)).await?;
                 announce(session).await;
                 return Ok(Some(End::Left));
             }
             return Ok(None);
         }
-        if boot_time().since(healthy_since) >= self.ttl {
+        if tenure.may_declare_dead(boot_time()) {
             let dead = within(STATEMENT_BUDGET, slots::declare_dead(session, incarnation)).await?;
             if dead > 0 {
                 tracing::warn!(dead, "workers whose lease ran out were declared dead");
             }
         }
-        self.rebalance(session, incarnation).await?;
+        self.rebalance(session, incarnation, tenure).await?;
         Ok(None)
     }
 
-    async fn renew(&self, session: &Session, incarnation: Incarnation) -> Result<bool, StoreError> {
-        let in_flight = self.in_flight.lock().map(|ids| ids.clone()).unwrap_or_default();
+    async fn renew(
+        &self,
+        session: &Session,
+        incarnation: Incarnation,
+        tenure: &mut Tenure,
+    ) -> Result<bool, StoreError> {
+        let in_flight = self
+            .in_flight
+            .lock()
+            .map(|ids| ids.clone())
+            .unwrap_or_default();
         // Taken before the statement is sent: the lease runs from here, whatever the network does.
         let sent_at = boot_time();
         let renewing = slots::renew(session, incarnation, self.ttl, &in_flight);
-        let Some(now) = within(STATEMENT_BUDGET, renewing).await? else { return Ok(false) };
+        let Some(now) = within(STATEMENT_BUDGET, renewing).await? else {
+            return Ok(false);
+        };
         self.clock.measured(sent_at, boot_time(), now);
+        tenure.renewed(sent_at);
         self.tell(Input::Renewed { sent_at }).await;
         Ok(true)
     }
 
-    async fn rebalance(&self, session: &Session, incarnation: Incarnation) -> Result<(), StoreError> {
-        let census = within(STATEMENT_BUDGET, slots::census(session)).await?;
-        let own = self.owned.borrow().slots.len();
+    async fn rebalance(
+        &self,
+        session: &Session,
+        incarnation: Incarnation,
+        tenure: &mut Tenure,
+    ) -> Result<(), StoreError> {
+        let census = within(STATEMENT_BUDGET, slots::census(session, incarnation)).await?;
+        let differences = tenure.compare(&census.mine);
+        if !differences.lost.is_empty() {
+            tracing::warn!(slots = differences.lost.len(), "slots were lost");
+            self.publish(tenure);
+            self.tell(Input::Released(differences.lost)).await;
+        }
+        if !differences.unknown.is_empty() {
+            let taking = slots::reclaim(session, incarnation, &differences.unknown);
+            let slots = within(STATEMENT_BUDGET, taking).await?;
+            self.took(session, tenure, slots).await?;
+        }
         let all = usize::try_from(SLOT_COUNT).unwrap_or(0);
-        let target = all.div_ceil(census.workers.max(1));
-        metrics::SLOTS.with_label_values(&["owned"]).set(gauge(own));
-        metrics::SLOTS.with_label_values(&["unowned"]).set(gauge(census.free));
-        if own > target {
-            self.tell(Input::Release { count: own - target }).await;
-        } else if own < target && census.free > 0 {
-            self.acquire(session, incarnation, target - own).await?;
+        let balance = tenure.balance(all, census.workers, census.free);
+        let owned = metrics::SLOTS.with_label_values(&["owned"]);
+        owned.set(gauge(tenure.held().len()));
+        let unowned = metrics::SLOTS.with_label_values(&["unowned"]);
+        unowned.set(gauge(census.free));
+        match balance {
+            Balance::Keep => {}
+            Balance::Release(count) => self.tell(Input::Release { count }).await,
+            Balance::Acquire(count) => {
+                let taking = slots::acquire(session, incarnation, count);
+                let slots = within(STATEMENT_BUDGET, taking).await?;
+                self.took(session, tenure, slots).await?;
+            }
         }
         Ok(())
     }
 
-    async fn acquire(
+    /// Slots are ours. Only now, in a later statement, is anything of them read.
+    async fn took(
         &self,
         session: &Session,
-        incarnation: Incarnation,
-        count: usize,
+        tenure: &mut Tenure,
+        slots: Vec<(Slot, Epoch)>,
     ) -> Result<(), StoreError> {
-        let taking = slots::acquire(session, incarnation, count);
-        let slots = within(STATEMENT_BUDGET, taking).await?;
         if slots.is_empty() {
             return Ok(());
         }
         let suspects = within(STATEMENT_BUDGET, slots::suspects(session)).await?;
-        tracing::info!(slots = slots.len(), suspects = suspects.len(), "slots were taken");
-        self.owned.send_modify(|owned| owned.slots.extend(slots.iter().map(|(slot, _)| *slot)));
+        tracing::info!(
+            slots = slots.len(),
+            suspects = suspects.len(),
+            "slots were taken"
+        );
+        tenure.took(&slots);
+        self.publish(tenure);
         self.tell(Input::Acquired { slots, suspects }).await;
         Ok(())
     }
 
+    fn publish(&self, tenure: &Tenure) {
+        let slots = tenure.held().keys().copied().collect();
+        self.owned.send_modify(|owned| owned.slots = slots);
+    }
+
     /// Until the next renewal; hands over what the engine gives up meanwhile.
-    async fn wait(&mut self, session: &mut Session, incarnation: Incarnation, drain: &CancellationToken) {
+    async fn wait(
+        &mut self,
+        session: &mut Session,
+        incarnation: Incarnation,
+        tenure: &mut Tenure,
+        drain: &CancellationToken,
+    ) {
         let draining = drain.is_cancelled();
         let renewal = tokio::time::sleep(budgets::RENEW_INTERVAL);
         tokio::select! {
@@ -226,7 +278,7 @@ impl Lease {
             () = drain.cancelled(), if !draining => {}
             slots = self.releases.recv() => {
                 let Some(slots) = slots else { return };
-                self.release(session, incarnation, slots).await;
+                self.release(session, incarnation, tenure, slots).await;
             }
         }
     }
@@ -235,15 +287,18 @@ impl Lease {
         &self,
         session: &mut Session,
         incarnation: Incarnation,
+        tenure: &mut Tenure,
         leaving: Vec<(Slot, Epoch)>,
     ) {
-        let leaving: Vec<Slot> = leaving.into_iter().map(|(slot, _)| slot).collect();
-        match within(STATEMENT_BUDGET, slots::release(session, incarnation, &leaving)).await {
+        let leaving = tenure.still_held(leaving);
+        let releasing = slots::release(session, incarnation, &leaving);
+        match within(STATEMENT_BUDGET, releasing).await {
             Ok(_) => announce(session).await,
-            // The slots count as ours until the lease ends; then somebody takes them.
+            // Whether they are still ours is seen at the next renewal, which then takes them anew.
             Err(error) => tracing::warn!(%error, "slots could not be handed over"),
         }
-        self.owned.send_modify(|owned| owned.slots.retain(|slot| !leaving.contains(slot)));
+        tenure.gave(&leaving);
+        self.publish(tenure);
         tracing::info!(slots = leaving.len(), "slots were handed over");
         self.tell(Input::Released(leaving)).await;
     }
@@ -262,7 +317,12 @@ impl Lease {
 
 /// Tells the other workers to look at the slots now; without it they look within two seconds.
 async fn announce(session: &Session) {
-    if let Err(error) = within(STATEMENT_BUDGET, session.batch_execute("NOTIFY postrider_slots")).await {
+    if let Err(error) = within(
+        STATEMENT_BUDGET,
+        session.batch_execute("NOTIFY postrider_slots"),
+    )
+    .await
+    {
         tracing::debug!(%error, "the other workers could not be told");
     }
 }

@@ -4,7 +4,7 @@
 //! `loader` (the row, its event, its endpoint) → `admission` → `deliver` (one attempt, top to bottom) →
 //! `recorder` (one statement per batch, fenced) → `scheduler` (the permit comes back).
 //!
-//! - [`startup`] wires and lists all tasks · [`lease`] whose slots are whose · [`engine`] the shell around
+//! - [`startup`] wires and lists all tasks · [`lease`] and [`tenure`] whose slots are whose · [`engine`] the shell around
 //!   the [`scheduler`], which is a plain state machine · [`commands`] what the API asks for ·
 //!   [`suspects`] what was on the wire when a worker died · [`jobs`] maintenance, one worker at a time.
 
@@ -25,6 +25,7 @@ pub mod scheduler;
 pub mod sender;
 pub mod startup;
 pub mod suspects;
+pub mod tenure;
 
 pub use config::Config;
 pub use startup::{Running, start};

@@ -50,7 +50,10 @@ impl Listener {
     }
 
     async fn listen(&self) -> Result<(), StoreError> {
-        let (session, mut hints) = self.database.connect_listening(Role::Worker, CAPACITY).await?;
+        let (session, mut hints) = self
+            .database
+            .connect_listening(Role::Worker, CAPACITY)
+            .await?;
         let listen = "LISTEN postrider_hint; LISTEN postrider_commands; LISTEN postrider_slots";
         within(BUDGET, session.batch_execute(listen)).await?;
         self.tell(Input::ScanAll).await?;
@@ -58,7 +61,11 @@ impl Listener {
         loop {
             match tokio::time::timeout(CHECK_EVERY, hints.recv()).await {
                 Ok(Some(hint)) => self.heard(hint.channel(), hint.payload()).await?,
-                Ok(None) => return Err(StoreError::Unavailable("the listening connection closed".to_owned())),
+                Ok(None) => {
+                    return Err(StoreError::Unavailable(
+                        "the listening connection closed".to_owned(),
+                    ));
+                }
                 Err(_silence) => within(BUDGET, session.batch_execute("SELECT 1")).await?,
             }
         }
@@ -84,7 +91,10 @@ impl Listener {
 fn pairs(payload: &str) -> Vec<(Slot, EndpointKey)> {
     let pair = |text: &str| {
         let (slot, endpoint) = text.split_once(':')?;
-        Some((Slot(slot.parse().ok()?), EndpointKey(endpoint.parse().ok()?)))
+        Some((
+            Slot(slot.parse().ok()?),
+            EndpointKey(endpoint.parse().ok()?),
+        ))
     };
     payload.split(',').filter_map(pair).collect()
 }
@@ -97,6 +107,12 @@ mod tests {
     fn a_hint_is_read_and_damage_is_left_out() {
         let all = pairs("3:17,255:900000000001,x:1,4:,7,");
 
-        assert_eq!(all, [(Slot(3), EndpointKey(17)), (Slot(255), EndpointKey(900_000_000_001))]);
+        assert_eq!(
+            all,
+            [
+                (Slot(3), EndpointKey(17)),
+                (Slot(255), EndpointKey(900_000_000_001))
+            ]
+        );
     }
 }

@@ -114,34 +114,25 @@ impl Loader {
         sql: &Statements,
         requests: &[LoadRequest],
     ) -> Result<Input, StoreError> {
-        let unknown: Vec<EndpointKey> =
-            requests.iter().filter(|request| request.config).map(|request| request.endpoint).collect();
+        let unknown: Vec<EndpointKey> = requests
+            .iter()
+            .filter(|request| request.config)
+            .map(|request| request.endpoint)
+            .collect();
         // The configuration is read before the rows: what is sent is never older than what was read.
-        let mut configs = if unknown.is_empty() {
+        let configs = if unknown.is_empty() {
             HashMap::new()
         } else {
-            let stored = within(STATEMENT_BUDGET, endpoint_configs::read(session, &unknown)).await?;
+            let stored =
+                within(STATEMENT_BUDGET, endpoint_configs::read(session, &unknown)).await?;
             self.open_all(&unknown, stored)
         };
         let wants: Vec<Want> = requests.iter().map(want).collect();
         let now = self.clock.now();
-        let (ready, retry) = within(STATEMENT_BUDGET, queue::load(session, sql, &wants, now)).await?;
-        let mut results: Vec<LoadedEndpoint> = requests
-            .iter()
-            .map(|request| LoadedEndpoint {
-                slot: request.slot,
-                epoch: request.epoch,
-                endpoint: request.endpoint,
-                rows: Vec::new(),
-                more_ready: false,
-                retries_read: request.retry_limit > 0,
-                next_due: None,
-                config: configs.remove(&request.endpoint),
-            })
-            .collect();
-        hand_out_retries(&mut results, requests, retry, now);
-        hand_out_ready(&mut results, requests, ready);
-        Ok(Input::Loaded(results))
+        let (ready, retry) =
+            within(STATEMENT_BUDGET, queue::load(session, sql, &wants, now)).await?;
+        let rows = (ready, retry);
+        Ok(Input::Loaded(answers(requests, configs, rows, now)))
     }
 
     /// Opens what is sealed. An endpoint whose secrets cannot be opened is left out: it is tried again,
@@ -172,7 +163,37 @@ impl Loader {
     }
 }
 
-async fn scan(session: &Session, sql: &Statements, slots: &[(Slot, Epoch)]) -> Result<Input, StoreError> {
+/// Gives each request its rows and its configuration. Pure; `tests/model` answers with it as well.
+#[must_use]
+pub fn answers(
+    requests: &[LoadRequest],
+    mut configs: HashMap<EndpointKey, SharedConfig>,
+    (ready, retry): (Vec<Row>, Vec<Row>),
+    now: time::OffsetDateTime,
+) -> Vec<LoadedEndpoint> {
+    let mut results: Vec<LoadedEndpoint> = requests
+        .iter()
+        .map(|request| LoadedEndpoint {
+            slot: request.slot,
+            epoch: request.epoch,
+            endpoint: request.endpoint,
+            rows: Vec::new(),
+            more_ready: false,
+            retries_read: request.retry_limit > 0,
+            next_due: None,
+            config: configs.remove(&request.endpoint),
+        })
+        .collect();
+    hand_out_retries(&mut results, requests, retry, now);
+    hand_out_ready(&mut results, requests, ready);
+    results
+}
+
+async fn scan(
+    session: &Session,
+    sql: &Statements,
+    slots: &[(Slot, Epoch)],
+) -> Result<Input, StoreError> {
     let numbers: Vec<Slot> = slots.iter().map(|(slot, _)| *slot).collect();
     let started = boot_time();
     let waiting = within(STATEMENT_BUDGET, queue::scan(session, sql, &numbers)).await?;
@@ -184,10 +205,18 @@ async fn scan(session: &Session, sql: &Statements, slots: &[(Slot, Epoch)]) -> R
         next_due: waiting.next_due,
     });
     let found = found.collect();
-    Ok(Input::Scanned { slots: slots.to_vec(), found, took: boot_time().since(started) })
+    Ok(Input::Scanned {
+        slots: slots.to_vec(),
+        found,
+        took: boot_time().since(started),
+    })
 }
 
-async fn close_rows(session: &Session, sql: &Statements, close: &Close) -> Result<Input, StoreError> {
+async fn close_rows(
+    session: &Session,
+    sql: &Statements,
+    close: &Close,
+) -> Result<Input, StoreError> {
     let owner = close.owner;
     let fence = (owner.incarnation, owner.slot, owner.epoch);
     let what = (close.endpoint, close.reason);
@@ -197,10 +226,17 @@ async fn close_rows(session: &Session, sql: &Statements, close: &Close) -> Resul
         Err(StoreError::NotOwner) => false,
         Err(error) => return Err(error),
     };
-    Ok(Input::Closed { slot: owner.slot, epoch: owner.epoch, endpoint: close.endpoint, more })
+    Ok(Input::Closed {
+        slot: owner.slot,
+        epoch: owner.epoch,
+        endpoint: close.endpoint,
+        more,
+    })
 }
 
-fn failure(question: Question) -> Input {
+/// What the scheduler is told when a question could not be answered.
+#[must_use]
+pub fn failure(question: Question) -> Input {
     match question {
         Question::Scan(slots) => Input::ScanFailed(slots),
         Question::Load(requests) => Input::LoadFailed(requests),
@@ -245,7 +281,8 @@ fn hand_out_retries(
 ) {
     let mut counts = vec![0_usize; requests.len()];
     for row in rows {
-        let (Some(result), Some(count)) = (results.get_mut(row.want), counts.get_mut(row.want)) else {
+        let (Some(result), Some(count)) = (results.get_mut(row.want), counts.get_mut(row.want))
+        else {
             continue;
         };
         match row.due_at {
@@ -266,7 +303,11 @@ fn hand_out_retries(
 
 fn live(row: Row) -> LiveRow {
     let event = row.event.map(|(event_type, payload, deliver_before)| {
-        Arc::new(EventData { event_type, payload: Bytes::from(payload), deliver_before })
+        Arc::new(EventData {
+            event_type,
+            payload: Bytes::from(payload),
+            deliver_before,
+        })
     });
     LiveRow {
         id: row.id,
@@ -283,15 +324,23 @@ fn open(keys: &MasterKeys, stored: StoredEndpoint) -> Result<EndpointConfig, Str
     let uuid = stored.id.0;
     let mut secrets = Vec::with_capacity(stored.sealed_secrets.len());
     for (sealed, expires_at) in &stored.sealed_secrets {
-        let key = keys.open(sealed, &format!("secret:{uuid}")).map_err(|error| error.to_string())?;
+        let key = keys
+            .open(sealed, &format!("secret:{uuid}"))
+            .map_err(|error| error.to_string())?;
         let secret = Secret::from_bytes(&key).map_err(|error| error.to_string())?;
-        secrets.push(SigningSecret { secret, expires_at: *expires_at });
+        secrets.push(SigningSecret {
+            secret,
+            expires_at: *expires_at,
+        });
     }
     let headers = match &stored.sealed_headers {
         None => Vec::new(),
         Some(sealed) => {
-            let json = keys.open(sealed, &format!("headers:{uuid}")).map_err(|error| error.to_string())?;
-            serde_json::from_slice::<Vec<(String, String)>>(&json).map_err(|_json| "stored headers are not JSON".to_owned())?
+            let json = keys
+                .open(sealed, &format!("headers:{uuid}"))
+                .map_err(|error| error.to_string())?;
+            serde_json::from_slice::<Vec<(String, String)>>(&json)
+                .map_err(|_json| "stored headers are not JSON".to_owned())?
         }
     };
     Ok(EndpointConfig {
@@ -316,6 +365,10 @@ fn vanished(key: EndpointKey) -> EndpointConfig {
         version: 0,
         state: EndpointState::Deleted,
         settings: shared::domain::endpoint::EndpointSettings::default(),
-        target: Target { url: None, headers: http::HeaderMap::new(), secrets: Vec::new() },
+        target: Target {
+            url: None,
+            headers: http::HeaderMap::new(),
+            secrets: Vec::new(),
+        },
     }
 }

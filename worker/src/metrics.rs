@@ -3,19 +3,23 @@
 use std::sync::LazyLock;
 
 use prometheus::core::Collector;
-use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts};
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
+};
 use shared::runtime::telemetry;
 
 /// Seconds; from a local receiver to the longest deadline.
-const ATTEMPT_BUCKETS: &[f64] =
-    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0];
+const ATTEMPT_BUCKETS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0,
+];
 /// Seconds; from at once to days late.
 const LAG_BUCKETS: &[f64] = &[
-    0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1_800.0, 3_600.0, 86_400.0,
+    0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1_800.0, 3_600.0,
+    86_400.0,
 ];
 
 /// Attempts by outcome.
-pub static ATTEMPTS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+pub(crate) static ATTEMPTS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     valid(IntCounterVec::new(
         Opts::new("postrider_attempts_total", "HTTP requests made, by outcome"),
         &["outcome"],
@@ -23,13 +27,19 @@ pub static ATTEMPTS: LazyLock<IntCounterVec> = LazyLock::new(|| {
 });
 
 /// Attempts by phase.
-pub static ATTEMPT_SECONDS: LazyLock<HistogramVec> = LazyLock::new(|| {
-    let opts = HistogramOpts::new("postrider_attempt_seconds", "Time of an attempt by phase, in seconds");
-    valid(HistogramVec::new(opts.buckets(ATTEMPT_BUCKETS.to_vec()), &["phase"]))
+pub(crate) static ATTEMPT_SECONDS: LazyLock<HistogramVec> = LazyLock::new(|| {
+    let opts = HistogramOpts::new(
+        "postrider_attempt_seconds",
+        "Time of an attempt by phase, in seconds",
+    );
+    valid(HistogramVec::new(
+        opts.buckets(ATTEMPT_BUCKETS.to_vec()),
+        &["phase"],
+    ))
 });
 
 /// From accepted to received.
-pub static DELIVERY_LAG: LazyLock<Histogram> = LazyLock::new(|| {
+pub(crate) static DELIVERY_LAG: LazyLock<Histogram> = LazyLock::new(|| {
     let opts = HistogramOpts::new(
         "postrider_delivery_lag_seconds",
         "From the creation of a delivery to the receiver's 2xx, in seconds",
@@ -38,33 +48,42 @@ pub static DELIVERY_LAG: LazyLock<Histogram> = LazyLock::new(|| {
 });
 
 /// Dead letters by class.
-pub static DEAD_LETTERS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+pub(crate) static DEAD_LETTERS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     valid(IntCounterVec::new(
-        Opts::new("postrider_dead_letters_total", "Deliveries that became dead letters, by class"),
+        Opts::new(
+            "postrider_dead_letters_total",
+            "Deliveries that became dead letters, by class",
+        ),
         &["class"],
     ))
 });
 
 /// Slots.
-pub static SLOTS: LazyLock<IntGaugeVec> = LazyLock::new(|| {
-    let opts = Opts::new("postrider_slots", "Slots owned by this worker, and slots without a living owner");
+pub(crate) static SLOTS: LazyLock<IntGaugeVec> = LazyLock::new(|| {
+    let opts = Opts::new(
+        "postrider_slots",
+        "Slots owned by this worker, and slots without a living owner",
+    );
     valid(IntGaugeVec::new(opts, &["state"]))
 });
 
 /// Lives that ended by being declared dead.
-pub static LEASE_LOST: LazyLock<IntCounter> = LazyLock::new(|| {
+pub(crate) static LEASE_LOST: LazyLock<IntCounter> = LazyLock::new(|| {
     let help = "Times this worker was declared dead and started again";
     valid(IntCounter::new("postrider_lease_lost_total", help))
 });
 
 /// One record batch.
-pub static RECORD_SECONDS: LazyLock<Histogram> = LazyLock::new(|| {
-    let opts = HistogramOpts::new("postrider_record_seconds", "Time to record a batch of outcomes, in seconds");
+pub(crate) static RECORD_SECONDS: LazyLock<Histogram> = LazyLock::new(|| {
+    let opts = HistogramOpts::new(
+        "postrider_record_seconds",
+        "Time to record a batch of outcomes, in seconds",
+    );
     valid(Histogram::with_opts(opts.buckets(ATTEMPT_BUCKETS.to_vec())))
 });
 
 /// Registers all of them; the first process part that runs does it for all.
-pub fn register() {
+pub(crate) fn register() {
     telemetry::register(ATTEMPTS.clone());
     telemetry::register(ATTEMPT_SECONDS.clone());
     telemetry::register(DELIVERY_LAG.clone());
@@ -75,6 +94,9 @@ pub fn register() {
 }
 
 fn valid<M: Collector>(metric: Result<M, prometheus::Error>) -> M {
-    #[expect(clippy::expect_used, reason = "names and labels are constants; a wrong one fails every test")]
+    #[expect(
+        clippy::expect_used,
+        reason = "names and labels are constants; a wrong one fails every test"
+    )]
     metric.expect("a valid metric")
 }

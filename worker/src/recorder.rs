@@ -93,7 +93,9 @@ impl Recorder {
         let mut waiting = vec![(0, records.len())];
         let mut pause = FIRST_PAUSE;
         while let Some((from, to)) = waiting.pop() {
-            let Some(part) = records.get(from..to).filter(|part| !part.is_empty()) else { continue };
+            let Some(part) = records.get(from..to).filter(|part| !part.is_empty()) else {
+                continue;
+            };
             match self.write(connection, part, Texts::Kept).await {
                 Ok(()) => pause = FIRST_PAUSE,
                 Err(error) if error.is_transient() => {
@@ -123,13 +125,17 @@ impl Recorder {
         records: &[Record],
         texts: Texts,
     ) -> Result<(), StoreError> {
-        let Some(first) = records.first() else { return Ok(()) };
+        let Some(first) = records.first() else {
+            return Ok(());
+        };
         if connection.is_none() {
             let session = self.database.connect(Role::Worker).await?;
             let statements = within(STATEMENT_BUDGET, Statements::prepare(&session)).await?;
             *connection = Some((session, statements));
         }
-        let Some((session, statements)) = connection else { return Ok(()) };
+        let Some((session, statements)) = connection else {
+            return Ok(());
+        };
         let rows: Vec<RecordRow<'_>> = records.iter().map(|record| row(record, texts)).collect();
         let writing = queue::record(session, statements, first.owner.incarnation, &rows);
         let answers = within(STATEMENT_BUDGET, writing).await?;
@@ -148,7 +154,9 @@ impl Recorder {
         record: &[Record],
         why: &StoreError,
     ) {
-        let delivery = record.first().map(|record| shared::ids::DeliveryId(record.delivery));
+        let delivery = record
+            .first()
+            .map(|record| shared::ids::DeliveryId(record.delivery));
         tracing::error!(delivery.id = ?delivery, error = %why, "an outcome is refused by the database; storing it without its texts");
         for texts in [Texts::Dropped, Texts::AttemptDropped] {
             match self.write(connection, record, texts).await {
@@ -164,19 +172,38 @@ impl Recorder {
     /// What follows from a record besides itself. Best effort: the next 410 disables the endpoint as
     /// well, and a suspicion ages out.
     async fn follow_up(&self, connection: Option<&(Session, Statements)>, records: &[Record]) {
-        let Some((session, _)) = connection else { return };
-        let cleared: Vec<_> = records.iter().filter(|record| record.suspect).map(|record| record.delivery).collect();
+        let Some((session, _)) = connection else {
+            return;
+        };
+        let cleared: Vec<_> = records
+            .iter()
+            .filter(|record| record.suspect)
+            .map(|record| record.delivery)
+            .collect();
         if !cleared.is_empty()
-            && let Err(error) = within(STATEMENT_BUDGET, slots::clear_suspects(session, &cleared)).await
+            && let Err(error) =
+                within(STATEMENT_BUDGET, slots::clear_suspects(session, &cleared)).await
         {
             tracing::warn!(%error, "suspects could not be cleared");
         }
         for record in records {
-            let Decision::DisableEndpoint(_) = record.decision else { continue };
-            let disabling = commands::disable(session, record.endpoint, record.tenant, "the receiver answered 410 Gone");
+            let Decision::DisableEndpoint(_) = record.decision else {
+                continue;
+            };
+            let disabling = commands::disable(
+                session,
+                record.endpoint,
+                record.tenant,
+                "the receiver answered 410 Gone",
+            );
             match within(STATEMENT_BUDGET, disabling).await {
-                Ok(()) => tracing::warn!(endpoint.key = record.endpoint.0, "an endpoint was disabled: 410 Gone"),
-                Err(error) => tracing::warn!(%error, "an endpoint that answered 410 could not be disabled"),
+                Ok(()) => tracing::warn!(
+                    endpoint.key = record.endpoint.0,
+                    "an endpoint was disabled: 410 Gone"
+                ),
+                Err(error) => {
+                    tracing::warn!(%error, "an endpoint that answered 410 could not be disabled")
+                }
             }
         }
     }
@@ -204,7 +231,10 @@ fn by_incarnation(batch: &mut Vec<Record>) -> Vec<Vec<Record>> {
 }
 
 fn row(record: &Record, texts: Texts) -> RecordRow<'_> {
-    let attempt = record.attempt.as_ref().filter(|_| texts != Texts::AttemptDropped);
+    let attempt = record
+        .attempt
+        .as_ref()
+        .filter(|_| texts != Texts::AttemptDropped);
     RecordRow {
         slot: record.owner.slot,
         epoch: record.owner.epoch,
@@ -225,7 +255,11 @@ fn row(record: &Record, texts: Texts) -> RecordRow<'_> {
             ttfb_us: attempt.ttfb_us,
             total_ms: attempt.total_ms,
             addr: attempt.addr,
-            response: if texts == Texts::Kept { &attempt.response } else { &[] },
+            response: if texts == Texts::Kept {
+                &attempt.response
+            } else {
+                &[]
+            },
         }),
     }
 }
@@ -248,16 +282,25 @@ fn acknowledged(record: &Record) -> Recorded {
         | Decision::DisableEndpoint(_) => None,
     };
     count(record);
-    Recorded { owner: record.owner, endpoint: record.endpoint, delivery: record.delivery, next_due }
+    Recorded {
+        owner: record.owner,
+        endpoint: record.endpoint,
+        delivery: record.delivery,
+        next_due,
+    }
 }
 
 fn count(record: &Record) {
     if record.attempt.is_some() {
-        metrics::ATTEMPTS.with_label_values(&[record.outcome.name()]).inc();
+        metrics::ATTEMPTS
+            .with_label_values(&[record.outcome.name()])
+            .inc();
     }
     if let Decision::DeadLetter(class) = record.decision {
         let class: DeadLetterClass = class;
-        metrics::DEAD_LETTERS.with_label_values(&[class.name()]).inc();
+        metrics::DEAD_LETTERS
+            .with_label_values(&[class.name()])
+            .inc();
     }
     if let Decision::Close(reason) | Decision::DisableEndpoint(reason) = record.decision {
         let reason: CloseReason = reason;

@@ -66,10 +66,16 @@ impl Running {
 pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Result<Running> {
     let database = Database::new(&config.database_url.0)?;
     migrate::check_version(&database).await?;
-    let sender = Sender::new(sender_settings(&config)).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let sender =
+        Sender::new(sender_settings(&config)).map_err(|error| anyhow::anyhow!("{error}"))?;
     let server = MetricsServer::bind(config.metrics_addr)
         .await
-        .with_context(|| format!("POSTRIDER_METRICS_ADDR {} cannot be used", config.metrics_addr))?;
+        .with_context(|| {
+            format!(
+                "POSTRIDER_METRICS_ADDR {} cannot be used",
+                config.metrics_addr
+            )
+        })?;
     metrics::register();
     let metrics_addr = server.addr();
     let stop = CancellationToken::new();
@@ -82,11 +88,17 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     let drain = config.drain_timeout;
     let finished = spawn_driver(watch_over(core, supervisor, shutdown, stop, drain));
     tracing::info!(metrics = %metrics_addr, "a worker started");
-    Ok(Running { metrics_addr, finished })
+    Ok(Running {
+        metrics_addr,
+        finished,
+    })
 }
 
 fn sender_settings(config: &Config) -> SenderSettings {
-    SenderSettings { rules: config.rules.clone(), ..SenderSettings::default() }
+    SenderSettings {
+        rules: config.rules.clone(),
+        ..SenderSettings::default()
+    }
 }
 
 /// What the tasks share.
@@ -183,7 +195,9 @@ impl Parts {
             releases,
             records,
             context: Arc::new(context),
-            suspects: Arc::new(Suspects { database: self.database }),
+            suspects: Arc::new(Suspects {
+                database: self.database,
+            }),
             clock: self.clock,
             in_flight,
             lag,
@@ -270,13 +284,20 @@ async fn watch_over(
     if failed.is_none() {
         let drained = async { while core.join_next().await.is_some() {} };
         if tokio::time::timeout(drain_timeout, drained).await.is_err() {
-            tracing::warn!(?drain_timeout, "requests were still on the wire at the end of the drain; the next owner repeats them");
+            tracing::warn!(
+                ?drain_timeout,
+                "requests were still on the wire at the end of the drain; the next owner repeats them"
+            );
         }
     }
     drain.cancel();
     stop.cancel();
     core.shutdown().await;
-    if !others.is_finished() && tokio::time::timeout(STOP_GRACE * 2, &mut others).await.is_err() {
+    if !others.is_finished()
+        && tokio::time::timeout(STOP_GRACE * 2, &mut others)
+            .await
+            .is_err()
+    {
         tracing::warn!("background tasks did not end in time");
     }
     tracing::info!("the worker stopped");

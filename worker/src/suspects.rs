@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use shared::runtime::clock::boot_time;
 use shared::store::pool::within;
 use shared::store::{Database, Role, slots};
 
@@ -20,14 +21,15 @@ pub struct Suspects {
 }
 
 impl Suspects {
-    /// Charges the death, then delivers. If the charge cannot be written, it is sent all the same:
-    /// a delivery must not wait for ever on a suspicion.
+    /// Charges the death, then delivers. If the charge cannot be written while the lease lasts, it is sent
+    /// all the same: a delivery must not wait for ever on a suspicion.
     pub async fn deliver(self: Arc<Self>, context: Arc<Context>, job: Box<Job>) {
         let charging = async {
             let session = self.database.connect(Role::Worker).await?;
-            within(BUDGET, slots::charge_suspect(&session, job.row.id)).await
+            slots::charge_suspect(&session, job.row.id).await
         };
-        if let Err(error) = charging.await {
+        let budget = BUDGET.min(job.start_before.since(boot_time()));
+        if let Err(error) = within(budget, charging).await {
             tracing::warn!(%error, "a suspect could not be charged before it is sent");
         }
         deliver(context, job).await;

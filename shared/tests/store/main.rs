@@ -11,6 +11,8 @@ mod backlog;
 mod leases;
 mod migrate;
 mod partitions;
+mod plans;
+mod queue;
 mod retention;
 mod statements;
 mod world;

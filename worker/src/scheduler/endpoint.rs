@@ -114,12 +114,17 @@ impl Endpoint {
     }
 
     pub(super) fn limit(&self) -> usize {
-        self.config.as_ref().map_or(10, |config| usize::from(config.settings.max_in_flight))
+        self.config
+            .as_ref()
+            .map_or(10, |config| usize::from(config.settings.max_in_flight))
     }
 
     pub(super) fn enabled(&self) -> bool {
         !self.config_stale
-            && self.config.as_ref().is_some_and(|config| config.state == EndpointState::Enabled)
+            && self
+                .config
+                .as_ref()
+                .is_some_and(|config| config.state == EndpointState::Enabled)
     }
 
     pub(super) fn retry_due(&self, now: OffsetDateTime) -> bool {

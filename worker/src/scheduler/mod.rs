@@ -77,7 +77,10 @@ pub enum Input {
     /// A new life begins under this id; it owns nothing yet.
     Born(Incarnation),
     /// Slots were taken; `suspects` were in flight when a worker died, with the number of deaths.
-    Acquired { slots: Vec<(Slot, Epoch)>, suspects: HashMap<Uuid, u16> },
+    Acquired {
+        slots: Vec<(Slot, Epoch)>,
+        suspects: HashMap<Uuid, u16>,
+    },
     /// The lease was renewed by a statement sent at this instant.
     Renewed { sent_at: BootTime },
     /// This incarnation was declared dead: forget everything.
@@ -87,11 +90,15 @@ pub enum Input {
     /// Hand over all slots: shutdown.
     Drain,
     /// Slots were handed over.
-    Released(Vec<Slot>),
+    Released(Vec<(Slot, Epoch)>),
     /// Endpoints with new `ready` rows.
     Hint(Vec<(Slot, EndpointKey)>),
     /// A scan, started after the previous one ended, found these endpoints.
-    Scanned { slots: Vec<(Slot, Epoch)>, found: Vec<Found>, took: Duration },
+    Scanned {
+        slots: Vec<(Slot, Epoch)>,
+        found: Vec<Found>,
+        took: Duration,
+    },
     /// A scan could not be made.
     ScanFailed(Vec<(Slot, Epoch)>),
     /// The answer to one [`Effect::Load`].
@@ -103,9 +110,18 @@ pub enum Input {
     /// The endpoint changed.
     Reload { slot: Slot, endpoint: EndpointKey },
     /// Retries of the endpoint may be due now (their due time was changed).
-    RetriesDue { slot: Slot, endpoint: EndpointKey, tenant: TenantKey },
+    RetriesDue {
+        slot: Slot,
+        endpoint: EndpointKey,
+        tenant: TenantKey,
+    },
     /// Live rows of a disabled or deleted endpoint were closed; `more`: not all.
-    Closed { slot: Slot, epoch: Epoch, endpoint: EndpointKey, more: bool },
+    Closed {
+        slot: Slot,
+        epoch: Epoch,
+        endpoint: EndpointKey,
+        more: bool,
+    },
     /// Recording lags too far behind for sending to go on, or has caught up.
     RecordingBehind(bool),
     /// Hints may have been lost (the listening connection is new): scan at once.
@@ -126,7 +142,12 @@ pub enum Effect {
     /// Record a delivery that ends without a request.
     Settle(Box<Record>),
     /// Close live rows of a disabled or deleted endpoint, but for those on the wire.
-    Close { owner: Ownership, endpoint: EndpointKey, reason: CloseReason, except: Vec<Uuid> },
+    Close {
+        owner: Ownership,
+        endpoint: EndpointKey,
+        reason: CloseReason,
+        except: Vec<Uuid>,
+    },
     /// Give up these slots; nothing of them is on the wire.
     Release(Vec<(Slot, Epoch)>),
 }
@@ -241,7 +262,10 @@ impl Scheduler {
             Input::Born(incarnation) => self.incarnation = Some(incarnation),
             Input::Acquired { slots, suspects } => self.acquired(slots, suspects, now),
             Input::Renewed { sent_at } => {
-                let length = self.settings.lease_ttl.saturating_sub(self.settings.lease_margin);
+                let length = self
+                    .settings
+                    .lease_ttl
+                    .saturating_sub(self.settings.lease_margin);
                 self.may_start_until = self.may_start_until.max(sent_at.after(length));
             }
             Input::LeaseLost => self.forget_everything(),
@@ -255,10 +279,19 @@ impl Scheduler {
             Input::LoadFailed(requests) => self.load_failed(&requests, now),
             Input::Recorded(records) => self.recorded(records, now),
             Input::Reload { slot, endpoint } => self.reload(slot, endpoint, now),
-            Input::RetriesDue { slot, endpoint, tenant } => {
+            Input::RetriesDue {
+                slot,
+                endpoint,
+                tenant,
+            } => {
                 self.retries_due(slot, endpoint, tenant, now);
             }
-            Input::Closed { slot, epoch, endpoint, more } => self.closed(slot, epoch, endpoint, more),
+            Input::Closed {
+                slot,
+                epoch,
+                endpoint,
+                more,
+            } => self.closed(slot, epoch, endpoint, more),
             Input::RecordingBehind(behind) => self.recording_behind = behind,
             Input::ScanAll => self.slots.scan_all(now.boot),
             Input::Tick => self.tick(now),
@@ -274,7 +307,10 @@ impl Scheduler {
     /// Deliveries on the wire since before this instant, at most 2,000: for the heartbeat.
     #[must_use]
     pub fn in_flight_since(&self, before: BootTime) -> Vec<Uuid> {
-        let old = self.in_flight.iter().filter(|(_, started)| **started <= before);
+        let old = self
+            .in_flight
+            .iter()
+            .filter(|(_, started)| **started <= before);
         old.map(|(id, _)| *id).take(2_000).collect()
     }
 
@@ -342,12 +378,17 @@ impl Scheduler {
             let leaves = slots.contains(&endpoint.slot);
             if leaves {
                 *rows -= endpoint.queue.len();
-                *bytes -= endpoint.queue.iter().map(|(row, _)| size(row)).sum::<usize>();
+                *bytes -= endpoint
+                    .queue
+                    .iter()
+                    .map(|(row, _)| size(row))
+                    .sum::<usize>();
             }
             !leaves
         });
         let endpoints = &self.endpoints;
-        self.suspect_queue.retain(|(endpoint, _, _)| endpoints.contains_key(endpoint));
+        self.suspect_queue
+            .retain(|(endpoint, _, _)| endpoints.contains_key(endpoint));
     }
 
     // ## Finding work
@@ -371,7 +412,10 @@ impl Scheduler {
     fn scanned(&mut self, slots: &[(Slot, Epoch)], found: Vec<Found>, took: Duration, now: Now) {
         self.slots.scanned(slots, took, now.boot);
         for found in found {
-            let epoch = slots.iter().find(|(slot, _)| *slot == found.slot).map(|(_, epoch)| *epoch);
+            let epoch = slots
+                .iter()
+                .find(|(slot, _)| *slot == found.slot)
+                .map(|(_, epoch)| *epoch);
             if epoch.is_none() || self.slots.working(found.slot) != epoch {
                 continue;
             }
@@ -401,14 +445,23 @@ impl Scheduler {
     }
 
     fn reload(&mut self, slot: Slot, key: EndpointKey, now: Now) {
-        if let Some(endpoint) = self.endpoints.get_mut(&key).filter(|found| found.slot == slot) {
+        if let Some(endpoint) = self
+            .endpoints
+            .get_mut(&key)
+            .filter(|found| found.slot == slot)
+        {
             endpoint.changed();
             consider_load(endpoint, &mut self.load_turns, now);
         }
     }
 
     fn tick(&mut self, now: Now) {
-        while let Some((due, key)) = self.due.first().copied().filter(|(due, _)| *due <= now.database) {
+        while let Some((due, key)) = self
+            .due
+            .first()
+            .copied()
+            .filter(|(due, _)| *due <= now.database)
+        {
             self.due.remove(&(due, key));
             if let Some(endpoint) = self.endpoints.get_mut(&key) {
                 consider_load(endpoint, &mut self.load_turns, now);
@@ -452,10 +505,16 @@ impl Scheduler {
     fn next_loads(&mut self, now: Now) -> Vec<LoadRequest> {
         let mut batch = Vec::new();
         while batch.len() < LOAD_BATCH {
-            let Some(key) = self.load_turns.next() else { break };
-            let Some(endpoint) = self.endpoints.get_mut(&key) else { continue };
+            let Some(key) = self.load_turns.next() else {
+                break;
+            };
+            let Some(endpoint) = self.endpoints.get_mut(&key) else {
+                continue;
+            };
             endpoint.in_load_turns = false;
-            let Some(epoch) = self.slots.working(endpoint.slot) else { continue };
+            let Some(epoch) = self.slots.working(endpoint.slot) else {
+                continue;
+            };
             if !endpoint.wants_load(now.boot, now.database) {
                 continue;
             }
@@ -467,7 +526,11 @@ impl Scheduler {
                 endpoint: key,
                 cursor,
                 ready_limit: if endpoint.more_ready { limit } else { 0 },
-                retry_limit: if endpoint.retry_due(now.database) { limit } else { 0 },
+                retry_limit: if endpoint.retry_due(now.database) {
+                    limit
+                } else {
+                    0
+                },
                 config: endpoint.config_stale,
             });
         }
@@ -530,8 +593,12 @@ impl Scheduler {
     fn dispatch(&mut self, now: Now) {
         self.dispatch_suspect(now);
         while self.may_start(now) {
-            let Some(key) = self.send_turns.next() else { return };
-            let Some(endpoint) = self.endpoints.get_mut(&key) else { continue };
+            let Some(key) = self.send_turns.next() else {
+                return;
+            };
+            let Some(endpoint) = self.endpoints.get_mut(&key) else {
+                continue;
+            };
             endpoint.in_send_turns = false;
             let Some(config) = endpoint.config.clone().filter(|_| !endpoint.config_stale) else {
                 continue;
@@ -540,7 +607,9 @@ impl Scheduler {
                 Admission::Defer(_) => continue,
                 Admission::Send => {}
             }
-            let Some((row, loaded_at)) = endpoint.queue.pop_front() else { continue };
+            let Some((row, loaded_at)) = endpoint.queue.pop_front() else {
+                continue;
+            };
             self.loaded_rows -= 1;
             self.loaded_bytes -= size(&row);
             self.start(key, &config, row, loaded_at, now);
@@ -553,8 +622,13 @@ impl Scheduler {
         if self.suspect_out.is_some() || !self.may_start(now) {
             return;
         }
-        let Some((key, row, loaded_at)) = self.suspect_queue.pop_front() else { return };
-        let config = self.endpoints.get(&key).and_then(|endpoint| endpoint.config.clone());
+        let Some((key, row, loaded_at)) = self.suspect_queue.pop_front() else {
+            return;
+        };
+        let config = self
+            .endpoints
+            .get(&key)
+            .and_then(|endpoint| endpoint.config.clone());
         let Some(config) = config else { return };
         self.suspect_out = Some(row.id);
         self.start(key, &config, row, loaded_at, now);
@@ -568,12 +642,18 @@ impl Scheduler {
         loaded_at: BootTime,
         now: Now,
     ) {
-        let Some(endpoint) = self.endpoints.get_mut(&key) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
         let slot = endpoint.slot;
         let (Some(incarnation), Some(epoch)) = (self.incarnation, self.slots.working(slot)) else {
             return;
         };
-        let owner = Ownership { incarnation, slot, epoch };
+        let owner = Ownership {
+            incarnation,
+            slot,
+            epoch,
+        };
         endpoint.in_flight += 1;
         self.slots.started(slot);
         self.in_flight.insert(row.id, now.boot);
@@ -581,7 +661,12 @@ impl Scheduler {
         let effect = match end_without_sending(config, &row, deaths.unwrap_or(0), now) {
             Some((outcome, class, note)) => {
                 let decision = Decision::DeadLetter(class);
-                Effect::Settle(Box::new(settlement(owner, key, &row, (outcome, decision, note))))
+                Effect::Settle(Box::new(settlement(
+                    owner,
+                    key,
+                    &row,
+                    (outcome, decision, note),
+                )))
             }
             None => Effect::Send(Box::new(Job {
                 owner,
@@ -589,6 +674,7 @@ impl Scheduler {
                 row,
                 loaded_at,
                 suspect: deaths.is_some(),
+                start_before: self.may_start_until,
             })),
         };
         self.effects.push(effect);
@@ -596,13 +682,19 @@ impl Scheduler {
 
     fn settle_expired(&mut self, key: EndpointKey, now: Now) {
         while self.may_start(now) {
-            let Some(endpoint) = self.endpoints.get_mut(&key) else { return };
-            let Some(config) = endpoint.config.clone() else { return };
+            let Some(endpoint) = self.endpoints.get_mut(&key) else {
+                return;
+            };
+            let Some(config) = endpoint.config.clone() else {
+                return;
+            };
             let is_expired = |(row, _): &(LiveRow, BootTime)| expired(&config, row, now);
             if !endpoint.queue.front().is_some_and(is_expired) {
                 return;
             }
-            let Some((row, loaded_at)) = endpoint.queue.pop_front() else { return };
+            let Some((row, loaded_at)) = endpoint.queue.pop_front() else {
+                return;
+            };
             self.loaded_rows -= 1;
             self.loaded_bytes -= size(&row);
             self.start(key, &config, row, loaded_at, now);
@@ -637,7 +729,9 @@ impl Scheduler {
     // ## Closing what a disabled or deleted endpoint left behind
 
     fn close_unless_enabled(&mut self, key: EndpointKey) {
-        let Some(endpoint) = self.endpoints.get_mut(&key) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
         let (Some(incarnation), Some(epoch)) =
             (self.incarnation, self.slots.working(endpoint.slot))
         else {
@@ -651,7 +745,11 @@ impl Scheduler {
             Some(EndpointState::Deleted) => CloseReason::EndpointDeleted,
             Some(EndpointState::Enabled) | None => return,
         };
-        self.loaded_bytes -= endpoint.queue.iter().map(|(row, _)| size(row)).sum::<usize>();
+        self.loaded_bytes -= endpoint
+            .queue
+            .iter()
+            .map(|(row, _)| size(row))
+            .sum::<usize>();
         self.loaded_rows -= endpoint.unload();
         self.suspect_queue.retain(|(waiting, row, _)| {
             if *waiting == key {
@@ -661,7 +759,11 @@ impl Scheduler {
         });
         endpoint.closing = true;
         self.effects.push(Effect::Close {
-            owner: Ownership { incarnation, slot: endpoint.slot, epoch },
+            owner: Ownership {
+                incarnation,
+                slot: endpoint.slot,
+                epoch,
+            },
             endpoint: key,
             reason,
             except: endpoint.known.iter().copied().collect(),
@@ -672,7 +774,9 @@ impl Scheduler {
         if !self.slots.works(slot, epoch) {
             return;
         }
-        let Some(endpoint) = self.endpoints.get_mut(&key) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
         endpoint.closing = false;
         if more {
             self.close_unless_enabled(key);
@@ -682,7 +786,9 @@ impl Scheduler {
     }
 
     fn consider(&mut self, key: EndpointKey, now: Now) {
-        let Some(endpoint) = self.endpoints.get_mut(&key) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
         consider_load(endpoint, &mut self.load_turns, now);
         let sendable = endpoint.enabled()
             && !endpoint.in_send_turns

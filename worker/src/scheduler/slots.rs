@@ -32,7 +32,13 @@ pub(super) struct OwnedSlots {
 
 impl OwnedSlots {
     pub(super) fn acquire(&mut self, slot: Slot, epoch: Epoch, now: BootTime) {
-        let owned = Owned { epoch, scan_at: now, in_flight: 0, releasing: false, release_sent: false };
+        let owned = Owned {
+            epoch,
+            scan_at: now,
+            in_flight: 0,
+            releasing: false,
+            release_sent: false,
+        };
         self.slots.insert(slot, owned);
     }
 
@@ -47,7 +53,10 @@ impl OwnedSlots {
 
     /// The epoch under which work on this slot may start; `None` if it is not ours or is leaving.
     pub(super) fn working(&self, slot: Slot) -> Option<Epoch> {
-        self.slots.get(&slot).filter(|owned| !owned.releasing).map(|owned| owned.epoch)
+        self.slots
+            .get(&slot)
+            .filter(|owned| !owned.releasing)
+            .map(|owned| owned.epoch)
     }
 
     pub(super) fn works(&self, slot: Slot, epoch: Epoch) -> bool {
@@ -61,7 +70,11 @@ impl OwnedSlots {
     }
 
     pub(super) fn ended(&mut self, slot: Slot, epoch: Epoch) {
-        if let Some(owned) = self.slots.get_mut(&slot).filter(|owned| owned.epoch == epoch) {
+        if let Some(owned) = self
+            .slots
+            .get_mut(&slot)
+            .filter(|owned| owned.epoch == epoch)
+        {
             owned.in_flight = owned.in_flight.saturating_sub(1);
         }
     }
@@ -98,9 +111,15 @@ impl OwnedSlots {
             .collect()
     }
 
-    pub(super) fn released(&mut self, slots: &[Slot]) {
-        for slot in slots {
-            self.slots.remove(slot);
+    pub(super) fn released(&mut self, slots: &[(Slot, Epoch)]) {
+        for (slot, epoch) in slots {
+            if self
+                .slots
+                .get(slot)
+                .is_some_and(|owned| owned.epoch == *epoch)
+            {
+                self.slots.remove(slot);
+            }
         }
     }
 
@@ -118,16 +137,23 @@ impl OwnedSlots {
         due.sort_unstable();
         due.truncate(SCAN_BATCH);
         self.scan_out = !due.is_empty();
-        due.into_iter().map(|(_, slot, epoch)| (slot, epoch)).collect()
+        due.into_iter()
+            .map(|(_, slot, epoch)| (slot, epoch))
+            .collect()
     }
 
     /// A scan ended; the next one of these slots comes after a pause that grows with its cost.
     pub(super) fn scanned(&mut self, slots: &[(Slot, Epoch)], took: Duration, now: BootTime) {
         self.scan_out = false;
-        let rounds = u32::try_from(self.slots.len().div_ceil(slots.len().max(1))).unwrap_or(u32::MAX);
+        let rounds =
+            u32::try_from(self.slots.len().div_ceil(slots.len().max(1))).unwrap_or(u32::MAX);
         let period = SCAN_PERIOD.max(took.saturating_mul(SCAN_SHARE).saturating_mul(rounds));
         for (slot, epoch) in slots {
-            if let Some(owned) = self.slots.get_mut(slot).filter(|owned| owned.epoch == *epoch) {
+            if let Some(owned) = self
+                .slots
+                .get_mut(slot)
+                .filter(|owned| owned.epoch == *epoch)
+            {
                 owned.scan_at = now.after(period);
             }
         }

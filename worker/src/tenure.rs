@@ -1,0 +1,251 @@
+//! Tenure: what one life of a worker holds, and what it should do about it. The decisions of the
+//! lease without its IO: `lease` asks the database and carries out, `tests/model` drives this same code
+//! through lost answers, pauses and outages.
+//!
+//! # Invariants
+//! - What the database says is what is owned. Each look at the slots is compared with what this life
+//!   believes, so that a take-over or hand-over whose answer was lost leaves no slot without anybody who
+//!   works on it (D8), and a slot that was lost unseen is worked on for at most one renewal.
+//! - Others are declared dead only after this session has been healthy for a whole TTL: after an outage
+//!   of the database the first one back must not take everything from those who come back just behind
+//!   it. A worker that was itself stopped for a TTL counts as just back.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use shared::ids::{Epoch, Slot};
+use shared::runtime::clock::BootTime;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Tenure {
+    ttl: Duration,
+    healthy_since: BootTime,
+    renewed_at: BootTime,
+    held: BTreeMap<Slot, Epoch>,
+    were_free: bool,
+}
+
+/// Where belief and database differ.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// Held no more, whatever the reason: forgotten here already, the scheduler must be told.
+    pub lost: Vec<(Slot, Epoch)>,
+    /// Ours, and nobody here knows: to be taken anew, under the next epoch.
+    pub unknown: Vec<(Slot, Epoch)>,
+}
+
+/// What to do about the spread of the slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Balance {
+    /// Nothing.
+    Keep,
+    /// Give up so many.
+    Release(usize),
+    /// Take at most so many.
+    Acquire(usize),
+}
+
+impl Tenure {
+    /// A life that begins now, on a new session.
+    #[must_use]
+    pub const fn new(ttl: Duration, now: BootTime) -> Self {
+        Self {
+            ttl,
+            healthy_since: now,
+            renewed_at: now,
+            held: BTreeMap::new(),
+            were_free: false,
+        }
+    }
+
+    /// What is held now.
+    #[must_use]
+    pub const fn held(&self) -> &BTreeMap<Slot, Epoch> {
+        &self.held
+    }
+
+    /// The session is a new one.
+    pub const fn connected(&mut self, now: BootTime) {
+        self.healthy_since = now;
+    }
+
+    /// The lease was renewed by a statement sent at this instant.
+    pub fn renewed(&mut self, sent_at: BootTime) {
+        if sent_at.since(self.renewed_at) >= self.ttl {
+            self.healthy_since = sent_at;
+        }
+        self.renewed_at = sent_at;
+    }
+
+    /// Whether others whose lease ran out may be declared dead.
+    #[must_use]
+    pub fn may_declare_dead(&self, now: BootTime) -> bool {
+        now.since(self.healthy_since) >= self.ttl
+    }
+
+    /// Compares with what the database says is ours.
+    pub fn compare(&mut self, mine: &[(Slot, Epoch)]) -> Differences {
+        let mine: BTreeMap<Slot, Epoch> = mine.iter().copied().collect();
+        let differ = |these: &BTreeMap<Slot, Epoch>, those: &BTreeMap<Slot, Epoch>| {
+            let other = |(slot, epoch): &(Slot, Epoch)| those.get(slot) != Some(epoch);
+            these
+                .iter()
+                .map(|(slot, epoch)| (*slot, *epoch))
+                .filter(other)
+                .collect::<Vec<_>>()
+        };
+        let differences = Differences {
+            lost: differ(&self.held, &mine),
+            unknown: differ(&mine, &self.held),
+        };
+        self.held
+            .retain(|slot, epoch| mine.get(slot) == Some(epoch));
+        differences
+    }
+
+    /// What to do, when `free` of `all` slots have no living owner and `workers` share them.
+    ///
+    /// Each takes up to its even share. Slots that are still free at the next look are taken beyond it:
+    /// a worker that is counted and takes nothing (stuck, or about to die) leaves none unowned. Nobody
+    /// gives up slots while there are free ones for those who lack some.
+    pub fn balance(&mut self, all: usize, workers: usize, free: usize) -> Balance {
+        let workers = workers.max(1);
+        let share = all.div_ceil(workers);
+        let own = self.held.len();
+        let still_free = free > 0 && self.were_free;
+        self.were_free = free > 0;
+        if own < share && free > 0 {
+            Balance::Acquire(share - own)
+        } else if still_free {
+            Balance::Acquire(free.div_ceil(workers))
+        } else if own > share && free == 0 {
+            Balance::Release(own - share)
+        } else {
+            Balance::Keep
+        }
+    }
+
+    /// Slots were taken.
+    pub fn took(&mut self, slots: &[(Slot, Epoch)]) {
+        self.held.extend(slots.iter().copied());
+    }
+
+    /// Which of the slots that the scheduler gives up are held: one may be of an earlier life, or lost.
+    #[must_use]
+    pub fn still_held(&self, leaving: Vec<(Slot, Epoch)>) -> Vec<(Slot, Epoch)> {
+        let held = |(slot, epoch): &(Slot, Epoch)| self.held.get(slot) == Some(epoch);
+        leaving.into_iter().filter(held).collect()
+    }
+
+    /// Slots were handed over, or nobody knows whether they were: the next comparison tells.
+    pub fn gave(&mut self, slots: &[(Slot, Epoch)]) {
+        for (slot, epoch) in slots {
+            if self.held.get(slot) == Some(epoch) {
+                self.held.remove(slot);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    fn at(seconds: u64) -> BootTime {
+        BootTime(Duration::from_secs(seconds))
+    }
+
+    fn holding(slots: &[(i16, i64)]) -> Tenure {
+        let mut tenure = Tenure::new(TTL, at(100));
+        tenure.took(&pairs(slots));
+        tenure
+    }
+
+    fn pairs(slots: &[(i16, i64)]) -> Vec<(Slot, Epoch)> {
+        slots
+            .iter()
+            .map(|(slot, epoch)| (Slot(*slot), Epoch(*epoch)))
+            .collect()
+    }
+
+    #[test]
+    fn others_are_declared_dead_only_after_a_healthy_ttl() {
+        let mut tenure = Tenure::new(TTL, at(100));
+        assert!(!tenure.may_declare_dead(at(109)));
+        assert!(tenure.may_declare_dead(at(110)));
+
+        tenure.connected(at(120));
+        assert!(!tenure.may_declare_dead(at(129)));
+        assert!(tenure.may_declare_dead(at(130)));
+    }
+
+    #[test]
+    fn a_worker_that_was_stopped_for_a_ttl_waits_as_if_it_had_just_come() {
+        let mut tenure = Tenure::new(TTL, at(100));
+        tenure.renewed(at(102));
+        tenure.renewed(at(150));
+
+        assert!(!tenure.may_declare_dead(at(150)));
+        assert!(tenure.may_declare_dead(at(160)));
+    }
+
+    #[test]
+    fn a_slot_taken_without_an_answer_is_unknown_and_one_lost_unseen_is_lost() {
+        let mut tenure = holding(&[(1, 5), (2, 7), (3, 1)]);
+
+        let found = tenure.compare(&pairs(&[(1, 5), (2, 8), (4, 2)]));
+
+        assert_eq!(found.lost, pairs(&[(2, 7), (3, 1)]));
+        assert_eq!(found.unknown, pairs(&[(2, 8), (4, 2)]));
+        assert_eq!(tenure.held().keys().copied().collect::<Vec<_>>(), [Slot(1)]);
+        assert_eq!(tenure.compare(&pairs(&[(1, 5)])), Differences::default());
+    }
+
+    #[test]
+    fn only_what_is_held_under_that_epoch_is_handed_over() {
+        let mut tenure = holding(&[(1, 5), (2, 7)]);
+
+        let leaving = tenure.still_held(pairs(&[(1, 4), (2, 7), (3, 1)]));
+        tenure.gave(&pairs(&[(1, 4), (2, 7)]));
+
+        assert_eq!(leaving, pairs(&[(2, 7)]));
+        assert_eq!(tenure.held().keys().copied().collect::<Vec<_>>(), [Slot(1)]);
+    }
+
+    #[test]
+    fn slots_are_shared_evenly_and_none_stays_free() {
+        let many: Vec<(i16, i64)> = (0..128).map(|slot| (slot, 1)).collect();
+        let cases: [(usize, usize, usize, Balance); 5] = [
+            (0, 1, 256, Balance::Acquire(256)),
+            (0, 2, 128, Balance::Acquire(128)),
+            (128, 2, 0, Balance::Keep),
+            (128, 4, 0, Balance::Release(64)),
+            (128, 4, 64, Balance::Keep),
+        ];
+        for (own, workers, free, expected) in cases {
+            let mut tenure = holding(&many[..own]);
+            assert_eq!(
+                tenure.balance(256, workers, free),
+                expected,
+                "{own} {workers} {free}"
+            );
+        }
+
+        let mut tenure = holding(&many);
+        assert_eq!(
+            tenure.balance(256, 2, 100),
+            Balance::Keep,
+            "the other's share"
+        );
+        assert_eq!(
+            tenure.balance(256, 2, 100),
+            Balance::Acquire(50),
+            "which nobody took"
+        );
+        assert_eq!(tenure.balance(256, 2, 0), Balance::Keep);
+        assert_eq!(tenure.balance(256, 2, 1), Balance::Keep, "free again");
+    }
+}
