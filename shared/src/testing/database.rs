@@ -12,6 +12,8 @@ use crate::store::migrate::migrate;
 use crate::store::{Database, Role, Session, StoreError};
 
 const TEMPLATE: &str = "template_migrated";
+/// Databases waiting to be dropped; what is more stays until the process ends.
+const MOST_UNNEEDED: usize = 1_000;
 
 static SERVER: OnceCell<Server> = OnceCell::const_new();
 static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -22,7 +24,7 @@ struct Server {
     postgres: EmbeddedPostgres,
     /// Databases that are no longer needed, dropped on a thread of their own: a test's runtime is
     /// gone by the time that its values are.
-    unneeded: mpsc::Sender<String>,
+    unneeded: mpsc::SyncSender<String>,
 }
 
 /// A database of a test's own: migrated, empty, dropped at the end.
@@ -31,7 +33,7 @@ pub struct TestDatabase {
     name: String,
     url: String,
     database: Database,
-    unneeded: mpsc::Sender<String>,
+    unneeded: mpsc::SyncSender<String>,
 }
 
 impl TestDatabase {
@@ -91,7 +93,11 @@ impl TestDatabase {
 
 impl Drop for TestDatabase {
     fn drop(&mut self) {
-        if self.unneeded.send(std::mem::take(&mut self.name)).is_err() {
+        if self
+            .unneeded
+            .try_send(std::mem::take(&mut self.name))
+            .is_err()
+        {
             tracing::debug!("a test's database stays until its process ends");
         }
     }
@@ -105,7 +111,7 @@ async fn start() -> Result<Server, Box<dyn std::error::Error>> {
         .await?;
     migrate(&Database::new(&postgres.url(TEMPLATE))?).await?;
     seal(&admin).await?;
-    let (unneeded, names) = mpsc::channel();
+    let (unneeded, names) = mpsc::sync_channel(MOST_UNNEEDED);
     let url = postgres.url(SUPERUSER);
     std::thread::Builder::new()
         .name("drop test databases".to_owned())
