@@ -1,0 +1,142 @@
+//! What the API asks of a slot's owner: rows that the owner executes and removes.
+//!
+//! The API never touches a live row that the owner may hold in memory, but for a cancel
+//! (compare-and-delete). Removal is fenced: a worker that was declared dead must not swallow a command
+//! that its successor has not seen (D3).
+
+use time::OffsetDateTime;
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use super::StoreError;
+use crate::ids::{EndpointKey, Incarnation, Slot, TenantKey};
+
+/// By `commands_slot`.
+const PENDING: &str = "SELECT c.id, c.slot, c.tenant_id, c.endpoint_id, c.delivery_id, c.verb
+FROM unnest($1::int2[]) w(slot) CROSS JOIN LATERAL (
+  SELECT * FROM commands c WHERE c.slot = w.slot ORDER BY c.slot, c.id LIMIT 100) c
+ORDER BY c.id LIMIT 1000";
+
+const REMOVE: &str = "
+WITH me AS MATERIALIZED (SELECT id FROM workers WHERE id = $1 FOR KEY SHARE),
+mine AS MATERIALIZED (SELECT s.slot FROM slots s JOIN me ON me.id = s.owner)
+DELETE FROM commands c WHERE c.id = ANY ($2) AND c.slot IN (SELECT slot FROM mine)";
+
+/// By `retry_by_id`. A row that is due already is left alone: it may be on the wire, and a record
+/// that finds it moved would not apply.
+const MAKE_DUE: &str = "
+WITH me AS MATERIALIZED (SELECT id FROM workers WHERE id = $1 FOR KEY SHARE),
+mine AS MATERIALIZED (SELECT s.slot FROM slots s JOIN me ON me.id = s.owner)
+UPDATE retry r SET due_at = $4 WHERE r.tenant_id = $2 AND r.id = $3 AND r.due_at > $4 AND r.slot IN (SELECT slot FROM mine)";
+
+/// The endpoint's owner met a 410: disabled in the transaction of the command that tells everyone.
+const DISABLE: &str = "
+WITH e AS (
+  UPDATE endpoints SET state = 2, state_reason = $3, version = version + 1, updated_at = now()
+  WHERE id = $1 AND tenant_id = $2 AND state = 1 RETURNING id, tenant_id, slot),
+t AS (
+  UPDATE tenants SET config_version = config_version + 1 WHERE id IN (SELECT tenant_id FROM e))
+INSERT INTO commands (slot, tenant_id, endpoint_id, verb) SELECT slot, tenant_id, id, 1 FROM e";
+
+/// Every statement of this module, for the test that prepares them all.
+pub const STATEMENTS: &[(&str, &str)] = &[
+    ("commands::pending", PENDING),
+    ("commands::remove", REMOVE),
+    ("commands::make_due", MAKE_DUE),
+    ("commands::disable", DISABLE),
+];
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// The endpoint changed: read it anew before the next request.
+    Reload,
+    /// This delivery's next attempt is due now.
+    RetryNow(Uuid),
+}
+
+/// One command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Command {
+    /// In the order they were given, within a slot.
+    pub id: i64,
+    /// Whose owner is asked.
+    pub slot: Slot,
+    /// Whose endpoint it is.
+    pub tenant: TenantKey,
+    /// Which endpoint.
+    pub endpoint: EndpointKey,
+    /// What to do.
+    pub verb: Verb,
+}
+
+/// Commands for these slots, oldest first, at most 1,000.
+///
+/// # Errors
+/// [`StoreError::Decode`] for a verb that this program does not know.
+pub async fn pending(client: &Client, slots: &[Slot]) -> Result<Vec<Command>, StoreError> {
+    let slots: Vec<i16> = slots.iter().map(|slot| slot.0).collect();
+    let rows = client.query(PENDING, &[&slots]).await?;
+    rows.iter().map(read).collect()
+}
+
+fn read(row: &tokio_postgres::Row) -> Result<Command, StoreError> {
+    let delivery: Option<Uuid> = row.try_get(4)?;
+    let verb = match (row.try_get::<_, i16>(5)?, delivery) {
+        (1, _) => Verb::Reload,
+        (2, Some(delivery)) => Verb::RetryNow(delivery),
+        (code, _) => return Err(StoreError::Decode(format!("unknown command {code}"))),
+    };
+    Ok(Command {
+        id: row.try_get(0)?,
+        slot: Slot(row.try_get(1)?),
+        tenant: TenantKey(row.try_get(2)?),
+        endpoint: EndpointKey(row.try_get(3)?),
+        verb,
+    })
+}
+
+/// Removes executed commands, if this incarnation still owns their slots.
+///
+/// # Errors
+/// As any statement.
+pub async fn remove(
+    client: &Client,
+    incarnation: Incarnation,
+    ids: &[i64],
+) -> Result<(), StoreError> {
+    client.execute(REMOVE, &[&incarnation.0, &ids]).await?;
+    Ok(())
+}
+
+/// Makes a waiting retry due at `now`. Nothing happens if it is due, final or someone else's.
+///
+/// # Errors
+/// As any statement.
+pub async fn make_due(
+    client: &Client,
+    incarnation: Incarnation,
+    (tenant, delivery): (TenantKey, Uuid),
+    now: OffsetDateTime,
+) -> Result<(), StoreError> {
+    client
+        .execute(MAKE_DUE, &[&incarnation.0, &tenant.0, &delivery, &now])
+        .await?;
+    Ok(())
+}
+
+/// Disables an endpoint whose receiver answered 410, unless it is disabled or deleted already.
+///
+/// # Errors
+/// As any statement.
+pub async fn disable(
+    client: &Client,
+    endpoint: EndpointKey,
+    tenant: TenantKey,
+    reason: &str,
+) -> Result<(), StoreError> {
+    client
+        .execute(DISABLE, &[&endpoint.0, &tenant.0, &reason])
+        .await?;
+    Ok(())
+}

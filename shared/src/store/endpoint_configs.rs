@@ -1,0 +1,78 @@
+//! Endpoints as a worker needs them: settings, URL and secrets as one versioned object.
+
+use time::OffsetDateTime;
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use super::StoreError;
+use crate::domain::endpoint::{EndpointSettings, EndpointState};
+use crate::ids::{EndpointId, EndpointKey};
+
+/// By `endpoints_pkey` and `endpoint_secrets_endpoint`. One snapshot, so version and secrets agree.
+const READ: &str = "
+SELECT e.id, e.public_id, e.version, e.state, e.url, e.settings, e.sealed_headers,
+       ARRAY(SELECT s.sealed FROM endpoint_secrets s WHERE s.endpoint_id = e.id AND coalesce(s.expires_at > now(), true)
+             ORDER BY s.expires_at DESC NULLS FIRST, s.id DESC LIMIT 8),
+       ARRAY(SELECT coalesce(s.expires_at, 'infinity') FROM endpoint_secrets s WHERE s.endpoint_id = e.id AND coalesce(s.expires_at > now(), true)
+             ORDER BY s.expires_at DESC NULLS FIRST, s.id DESC LIMIT 8)
+FROM unnest($1::int8[]) w(id) CROSS JOIN LATERAL (SELECT * FROM endpoints e WHERE e.id = w.id OFFSET 0) e";
+
+/// Every statement of this module, for the test that prepares them all.
+pub const STATEMENTS: &[(&str, &str)] = &[("endpoint_configs::read", READ)];
+
+/// One endpoint, with what is secret still sealed.
+#[derive(Debug)]
+pub struct StoredEndpoint {
+    /// The key inside.
+    pub key: EndpointKey,
+    /// The id outside; also the context of its seals.
+    pub id: EndpointId,
+    /// Grows with every change.
+    pub version: i32,
+    /// Whether it takes deliveries.
+    pub state: EndpointState,
+    /// As stored.
+    pub url: String,
+    /// Limits and backoff.
+    pub settings: EndpointSettings,
+    /// Own headers, sealed JSON `[[name, value], …]`.
+    pub sealed_headers: Option<Vec<u8>>,
+    /// Sealed secrets, the current one first, each with its end if it has one.
+    pub sealed_secrets: Vec<(Vec<u8>, Option<OffsetDateTime>)>,
+}
+
+/// Reads endpoints; ids that do not exist are left out.
+///
+/// # Errors
+/// [`StoreError::Decode`] when one cannot be read; that is a bug or a newer program's row.
+pub async fn read(
+    client: &Client,
+    keys: &[EndpointKey],
+) -> Result<Vec<StoredEndpoint>, StoreError> {
+    let keys: Vec<i64> = keys.iter().map(|key| key.0).collect();
+    let rows = client.query(READ, &[&keys]).await?;
+    rows.iter().map(read_row).collect()
+}
+
+fn read_row(row: &tokio_postgres::Row) -> Result<StoredEndpoint, StoreError> {
+    let settings: serde_json::Value = row.try_get(5)?;
+    let settings: EndpointSettings = serde_json::from_value(settings)
+        .map_err(|error| StoreError::Decode(format!("endpoints.settings: {error}")))?;
+    let sealed: Vec<Vec<u8>> = row.try_get(7)?;
+    let ends: Vec<tokio_postgres::types::Timestamp<OffsetDateTime>> = row.try_get(8)?;
+    let ends = ends.into_iter().map(|end| match end {
+        tokio_postgres::types::Timestamp::Value(at) => Some(at),
+        tokio_postgres::types::Timestamp::PosInfinity
+        | tokio_postgres::types::Timestamp::NegInfinity => None,
+    });
+    Ok(StoredEndpoint {
+        key: EndpointKey(row.try_get(0)?),
+        id: EndpointId(row.try_get::<_, Uuid>(1)?),
+        version: row.try_get(2)?,
+        state: EndpointState::try_from(row.try_get::<_, i16>(3)?)?,
+        url: row.try_get(4)?,
+        settings,
+        sealed_headers: row.try_get(6)?,
+        sealed_secrets: sealed.into_iter().zip(ends).collect(),
+    })
+}

@@ -1,0 +1,289 @@
+//! Slots and worker incarnations: who owns what, and how a dead worker is fenced (D3).
+//!
+//! - One row per *incarnation* (life of a process) in `workers`; a renewal updates it.
+//! - Declaring an incarnation dead is a DELETE of its row, which waits for its record statement that
+//!   is still running; afterwards its records find no row and change nothing.
+//! - The first scan of a slot that was taken is a *later* statement than the take-over.
+//!
+//! All of these commit synchronously: a take-over that was lost in a crash of the database would
+//! hand out one epoch twice.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use super::StoreError;
+use crate::ids::{Epoch, Incarnation, Slot};
+
+/// Again after a lost answer: the row may be there already.
+const JOIN: &str = "INSERT INTO workers (id, name, expires_at)
+VALUES ($1, $2, clock_timestamp() + $3::float8 * interval '1 s')
+ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at RETURNING clock_timestamp()";
+
+/// By `workers_pkey`. Does not conflict with the KEY SHARE of a running record.
+const RENEW: &str = "UPDATE workers SET expires_at = clock_timestamp() + $2::float8 * interval '1 s', in_flight = $3
+WHERE id = $1 RETURNING clock_timestamp()";
+
+/// The others take what this incarnation gives up: it is not counted any more.
+const DRAIN: &str = "UPDATE workers SET draining = true WHERE id = $1 AND NOT draining";
+
+/// Waits for the record statements of the dead. What they had in flight becomes suspect.
+const DECLARE_DEAD: &str = "
+WITH dead AS (
+  DELETE FROM workers WHERE expires_at < clock_timestamp() - interval '1 s' AND id <> $1 RETURNING in_flight),
+suspect AS (
+  INSERT INTO suspects (delivery_id, deaths) SELECT DISTINCT id, 1 FROM dead, unnest(in_flight) id
+  ON CONFLICT (delivery_id) DO NOTHING)
+SELECT count(*) FROM dead";
+
+const CENSUS: &str = "
+SELECT (SELECT count(*) FROM workers WHERE expires_at > clock_timestamp() AND NOT draining),
+       (SELECT count(*) FROM slots s WHERE s.owner IS NULL OR NOT EXISTS (SELECT 1 FROM workers w WHERE w.id = s.owner)),
+       ARRAY(SELECT slot FROM slots WHERE owner = $1 ORDER BY slot),
+       ARRAY(SELECT epoch FROM slots WHERE owner = $1 ORDER BY slot)";
+
+/// Locks the slots that it takes; skips those that another worker is taking, or took since this
+/// statement began: the row is then read again, but its new owner, who may have joined since as well,
+/// is looked up in the old snapshot and seems to be dead. Hence the epoch as of the snapshot (`seen`).
+const ACQUIRE: &str = "
+UPDATE slots SET owner = $1, epoch = epoch + 1 WHERE slot IN (
+  SELECT s.slot FROM slots s JOIN slots seen ON seen.slot = s.slot AND seen.epoch = s.epoch
+  WHERE s.owner IS NULL OR NOT EXISTS (SELECT 1 FROM workers w WHERE w.id = s.owner)
+  ORDER BY s.slot LIMIT $2 FOR UPDATE OF s SKIP LOCKED)
+  AND EXISTS (SELECT 1 FROM workers WHERE id = $1)
+RETURNING slot, epoch";
+
+/// By slot and epoch, so that an earlier copy of the statement that is still under way does nothing.
+const RECLAIM: &str = "
+UPDATE slots s SET epoch = s.epoch + 1 FROM unnest($2::int2[], $3::int8[]) w(slot, epoch)
+WHERE s.slot = w.slot AND s.epoch = w.epoch AND s.owner = $1 RETURNING s.slot, s.epoch";
+
+/// Waits for this incarnation's own record statement, so that nothing is recorded after the hand-over.
+const LOCK_SELF: &str = "SELECT 1 FROM workers WHERE id = $1 FOR UPDATE";
+
+/// By slot and epoch, as [`RECLAIM`].
+const RELEASE: &str = "
+UPDATE slots s SET owner = NULL, released_epoch = s.epoch FROM unnest($2::int2[], $3::int8[]) w(slot, epoch)
+WHERE s.slot = w.slot AND s.epoch = w.epoch AND s.owner = $1 RETURNING s.slot";
+
+const LEAVE: &str = "DELETE FROM workers WHERE id = $1";
+
+const SUSPECTS: &str = "SELECT delivery_id, deaths FROM suspects ORDER BY seen_at DESC LIMIT 10000";
+
+/// The death is charged before the request is made: a delivery that kills us at once is counted too.
+const CHARGE_SUSPECT: &str =
+    "UPDATE suspects SET deaths = deaths + 1, seen_at = now() WHERE delivery_id = $1";
+
+const CLEAR_SUSPECTS: &str =
+    "DELETE FROM suspects WHERE delivery_id = ANY ($1) OR seen_at < now() - interval '7 days'";
+
+/// Every statement of this module, for the test that prepares them all.
+pub const STATEMENTS: &[(&str, &str)] = &[
+    ("slots::join", JOIN),
+    ("slots::renew", RENEW),
+    ("slots::drain", DRAIN),
+    ("slots::declare_dead", DECLARE_DEAD),
+    ("slots::census", CENSUS),
+    ("slots::acquire", ACQUIRE),
+    ("slots::reclaim", RECLAIM),
+    ("slots::lock_self", LOCK_SELF),
+    ("slots::release", RELEASE),
+    ("slots::leave", LEAVE),
+    ("slots::suspects", SUSPECTS),
+    ("slots::charge_suspect", CHARGE_SUSPECT),
+    ("slots::clear_suspects", CLEAR_SUSPECTS),
+];
+
+/// How the slots are spread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Census {
+    /// Living worker incarnations, those that are draining not counted.
+    pub workers: usize,
+    /// Slots without a living owner.
+    pub free: usize,
+    /// What the asker owns.
+    pub mine: Vec<(Slot, Epoch)>,
+}
+
+/// Begins a life. Returns the database's clock.
+///
+/// # Errors
+/// As any statement.
+pub async fn join(
+    client: &Client,
+    incarnation: Incarnation,
+    name: &str,
+    ttl: Duration,
+) -> Result<OffsetDateTime, StoreError> {
+    let row = client
+        .query_one(JOIN, &[&incarnation.0, &name, &ttl.as_secs_f64()])
+        .await?;
+    Ok(row.try_get(0)?)
+}
+
+/// Renews the lease and lists what has been on the wire for a while. `None`: this incarnation was
+/// declared dead. Returns the database's clock.
+///
+/// # Errors
+/// As any statement.
+pub async fn renew(
+    client: &Client,
+    incarnation: Incarnation,
+    ttl: Duration,
+    in_flight: &[Uuid],
+) -> Result<Option<OffsetDateTime>, StoreError> {
+    let row = client
+        .query_opt(RENEW, &[&incarnation.0, &ttl.as_secs_f64(), &in_flight])
+        .await?;
+    row.map(|row| row.try_get(0))
+        .transpose()
+        .map_err(Into::into)
+}
+
+/// Declares dead whose lease ran out over a second ago. Only for a worker whose own session has been
+/// healthy for a TTL: a database that was away must not make the first one back take everything.
+///
+/// # Errors
+/// As any statement.
+pub async fn declare_dead(client: &Client, incarnation: Incarnation) -> Result<i64, StoreError> {
+    Ok(client
+        .query_one(DECLARE_DEAD, &[&incarnation.0])
+        .await?
+        .try_get(0)?)
+}
+
+/// Counts workers and free slots, and lists the slots of this incarnation.
+///
+/// # Errors
+/// As any statement.
+pub async fn census(client: &Client, incarnation: Incarnation) -> Result<Census, StoreError> {
+    let row = client.query_one(CENSUS, &[&incarnation.0]).await?;
+    let count = |index| -> Result<usize, StoreError> {
+        Ok(usize::try_from(row.try_get::<_, i64>(index)?).unwrap_or(0))
+    };
+    let slots: Vec<i16> = row.try_get(2)?;
+    let epochs: Vec<i64> = row.try_get(3)?;
+    let mine = slots
+        .into_iter()
+        .map(Slot)
+        .zip(epochs.into_iter().map(Epoch))
+        .collect();
+    Ok(Census {
+        workers: count(0)?,
+        free: count(1)?,
+        mine,
+    })
+}
+
+/// Tells the others that this incarnation is on its way out: its slots are theirs to share.
+///
+/// # Errors
+/// As any statement.
+pub async fn drain(client: &Client, incarnation: Incarnation) -> Result<(), StoreError> {
+    client.execute(DRAIN, &[&incarnation.0]).await?;
+    Ok(())
+}
+
+/// Takes at most `count` free slots.
+///
+/// # Errors
+/// As any statement.
+pub async fn acquire(
+    client: &Client,
+    incarnation: Incarnation,
+    count: usize,
+) -> Result<Vec<(Slot, Epoch)>, StoreError> {
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    let rows = client.query(ACQUIRE, &[&incarnation.0, &count]).await?;
+    rows.iter()
+        .map(|row| Ok((Slot(row.try_get(0)?), Epoch(row.try_get(1)?))))
+        .collect()
+}
+
+/// Takes anew, under the next epoch, slots that are this incarnation's according to the database
+/// while it does not know them: the answer to a take-over or hand-over was lost. An earlier statement
+/// about them that is still under way finds another epoch and does nothing.
+///
+/// # Errors
+/// As any statement.
+pub async fn reclaim(
+    client: &Client,
+    incarnation: Incarnation,
+    slots: &[(Slot, Epoch)],
+) -> Result<Vec<(Slot, Epoch)>, StoreError> {
+    let (slots, epochs) = columns(slots);
+    let rows = client
+        .query(RECLAIM, &[&incarnation.0, &slots, &epochs])
+        .await?;
+    rows.iter()
+        .map(|row| Ok((Slot(row.try_get(0)?), Epoch(row.try_get(1)?))))
+        .collect()
+}
+
+fn columns(slots: &[(Slot, Epoch)]) -> (Vec<i16>, Vec<i64>) {
+    slots.iter().map(|(slot, epoch)| (slot.0, epoch.0)).unzip()
+}
+
+/// Hands slots over; nothing of them may be on the wire. Returns those that were still ours.
+///
+/// # Errors
+/// As any statement.
+pub async fn release(
+    client: &mut Client,
+    incarnation: Incarnation,
+    slots: &[(Slot, Epoch)],
+) -> Result<Vec<Slot>, StoreError> {
+    let (slots, epochs) = columns(slots);
+    let transaction = client.transaction().await?;
+    transaction.query_opt(LOCK_SELF, &[&incarnation.0]).await?;
+    let rows = transaction
+        .query(RELEASE, &[&incarnation.0, &slots, &epochs])
+        .await?;
+    transaction.commit().await?;
+    rows.iter().map(|row| Ok(Slot(row.try_get(0)?))).collect()
+}
+
+/// Ends a life in order, after all slots were released.
+///
+/// # Errors
+/// As any statement.
+pub async fn leave(client: &Client, incarnation: Incarnation) -> Result<(), StoreError> {
+    client.execute(LEAVE, &[&incarnation.0]).await?;
+    Ok(())
+}
+
+/// What was in flight when a worker died, with the number of deaths.
+///
+/// # Errors
+/// As any statement.
+pub async fn suspects(client: &Client) -> Result<HashMap<Uuid, u16>, StoreError> {
+    let rows = client.query(SUSPECTS, &[]).await?;
+    let read = |row: &tokio_postgres::Row| -> Result<(Uuid, u16), StoreError> {
+        Ok((
+            row.try_get(0)?,
+            u16::try_from(row.try_get::<_, i16>(1)?).unwrap_or(0),
+        ))
+    };
+    rows.iter().map(read).collect()
+}
+
+/// Charges a death to a suspect before it is sent.
+///
+/// # Errors
+/// As any statement.
+pub async fn charge_suspect(client: &Client, delivery: Uuid) -> Result<(), StoreError> {
+    client.execute(CHARGE_SUSPECT, &[&delivery]).await?;
+    Ok(())
+}
+
+/// These were sent and killed nobody.
+///
+/// # Errors
+/// As any statement.
+pub async fn clear_suspects(client: &Client, deliveries: &[Uuid]) -> Result<(), StoreError> {
+    client.execute(CLEAR_SUSPECTS, &[&deliveries]).await?;
+    Ok(())
+}
