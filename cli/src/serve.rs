@@ -3,7 +3,10 @@
 use shared::runtime::program::Failure;
 use shared::runtime::settings::{ConfigErrors, Settings};
 use shared::store::StoreError;
+use shared::store::migrate::MigrateError;
 use tokio_util::sync::CancellationToken;
+
+use crate::store::{migrate_failure, store_failure};
 
 pub(crate) async fn api(settings: &Settings, shutdown: CancellationToken) -> Result<(), Failure> {
     let config = api::Config::from_settings(settings)?;
@@ -22,17 +25,18 @@ pub(crate) async fn worker(
     running.finished().await.map_err(Failure::Failed)
 }
 
-/// Which exit code a server that cannot start deserves.
+/// What a server that cannot start tells whoever started it, and its exit code.
 pub(crate) fn start_failure(error: anyhow::Error) -> Failure {
+    let error = match error.downcast::<MigrateError>() {
+        Ok(error) => return migrate_failure(error),
+        Err(error) => error,
+    };
+    let error = match error.downcast::<StoreError>() {
+        Ok(error) => return store_failure(error),
+        Err(error) => error,
+    };
     let text = format!("{error:#}");
-    let is_configuration = error.chain().any(|cause| {
-        cause.is::<ConfigErrors>()
-            || matches!(
-                cause.downcast_ref::<StoreError>(),
-                Some(StoreError::Configuration(_))
-            )
-    });
-    if is_configuration {
+    if error.is::<ConfigErrors>() {
         Failure::Configuration(text)
     } else {
         Failure::Failed(text)

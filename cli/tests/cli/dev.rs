@@ -218,14 +218,16 @@ fn two_at_once_in_two_folders_do_not_disturb_each_other() {
 }
 
 #[test]
-fn it_can_be_stopped_while_it_starts() {
+fn it_can_be_stopped_while_it_starts_and_one_press_that_arrives_twice_is_one() {
     let dir = folder();
     let mut running = dev(dir.path(), &["--ephemeral"]);
     running.notes(|line| line.starts_with("PostgreSQL   starting"));
 
     running.ctrl_c();
+    running.ctrl_c();
 
     assert_eq!(running.ends().code(), Some(0), "{}", running.said());
+    running.notes(|line| line == "stopped");
 }
 
 #[test]

@@ -1,0 +1,25 @@
+//! What happens when parts fail (architecture §8), shown on the real thing: `postrider api` and
+//! `postrider worker` as processes that are killed, stopped and told to end, a PostgreSQL that crashes,
+//! receivers that are slow or refuse. Every test ends with the same two questions: was everything
+//! received that was acknowledged, and is every delivery in exactly one place?
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on has failed, and the line says where"
+)]
+
+mod answers;
+mod changes;
+mod crash;
+mod drain;
+mod endpoint;
+mod join;
+mod kill;
+mod pause;
+mod poster;
+mod process;
+mod receiver;
+mod suspects;
+mod world;

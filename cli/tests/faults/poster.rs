@@ -1,0 +1,149 @@
+//! Posts events at a fixed rate, come what may, and keeps the id of every one that was acknowledged.
+//!
+//! The load generator of `load-tests` runs for a planned time; a fault takes as long as it takes, so
+//! this one posts until it is told to stop, and then waits for the last answer.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use load_tests::client::{Connection, request};
+use shared::ids::EventId;
+use shared::runtime::spawn_driver;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// What became of the events.
+#[derive(Debug, Default)]
+pub(crate) struct Posted {
+    /// The events whose 202 was received.
+    pub(crate) accepted: Vec<Uuid>,
+    /// Every other answer, and every broken connection.
+    pub(crate) refused: Vec<String>,
+}
+
+impl Posted {
+    /// Nothing was refused; returns the acknowledged events.
+    #[track_caller]
+    pub(crate) fn all_accepted(self) -> Vec<Uuid> {
+        let (refused, accepted) = (self.refused, self.accepted);
+        let first = refused.first();
+        assert!(refused.is_empty(), "{} of {} refused: {first:?}", refused.len(), accepted.len());
+        assert!(!accepted.is_empty(), "nothing was posted");
+        accepted
+    }
+}
+
+/// A poster at work.
+pub(crate) struct Poster {
+    accepted: Arc<AtomicUsize>,
+    stop: CancellationToken,
+    task: JoinHandle<Posted>,
+}
+
+impl Poster {
+    /// Posts an event of each of these types in turn, `per_second` of them.
+    pub(crate) fn start<'t>(
+        addr: SocketAddr,
+        key: &str,
+        per_second: u32,
+        types: impl IntoIterator<Item = &'t str>,
+    ) -> Self {
+        let requests = types.into_iter().map(|event_type| post(key, event_type)).collect();
+        let stop = CancellationToken::new();
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let work = Work {
+            requests,
+            interval: Duration::from_secs(1) / per_second,
+            idle: Arc::new(Idle { addr, connections: Mutex::default() }),
+            accepted: Arc::clone(&accepted),
+        };
+        let task = spawn_driver(work.run(stop.clone()));
+        Self { accepted, stop, task }
+    }
+
+    /// How many were acknowledged so far.
+    pub(crate) fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Posts no more; returns when the last post was answered.
+    pub(crate) async fn stop(self) -> Posted {
+        self.stop.cancel();
+        self.task.await.unwrap()
+    }
+}
+
+/// A post of one event of this type.
+pub(crate) fn post(key: &str, event_type: &str) -> Vec<u8> {
+    let body = format!(r#"{{"type":"{event_type}","payload":{{"order":"A-17","total":120.5}}}}"#);
+    request("POST", "/v1/events", Some(key), body.as_bytes())
+}
+
+struct Work {
+    requests: Vec<Vec<u8>>,
+    interval: Duration,
+    idle: Arc<Idle>,
+    accepted: Arc<AtomicUsize>,
+}
+
+impl Work {
+    async fn run(self, stop: CancellationToken) -> Posted {
+        let mut posted = Posted::default();
+        let mut under_way = JoinSet::new();
+        let mut due = tokio::time::interval(self.interval);
+        for request in self.requests.iter().cycle() {
+            if stop.run_until_cancelled(due.tick()).await.is_none() {
+                break;
+            }
+            let idle = Arc::clone(&self.idle);
+            let request = request.clone();
+            under_way.spawn(async move { idle.exchange(&request).await });
+            while let Some(answer) = under_way.try_join_next() {
+                self.count(&mut posted, answer.unwrap());
+            }
+        }
+        while let Some(answer) = under_way.join_next().await {
+            self.count(&mut posted, answer.unwrap());
+        }
+        posted
+    }
+
+    fn count(&self, posted: &mut Posted, answer: Result<Uuid, String>) {
+        match answer {
+            Ok(event) => {
+                posted.accepted.push(event);
+                self.accepted.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(refusal) => posted.refused.push(refusal),
+        }
+    }
+}
+
+/// Connections that wait for their next request; as many are opened as posts are under way.
+struct Idle {
+    addr: SocketAddr,
+    connections: Mutex<Vec<Connection>>,
+}
+
+impl Idle {
+    /// Posts; the id of the event, or what was answered instead.
+    async fn exchange(&self, request: &[u8]) -> Result<Uuid, String> {
+        let idle = self.connections.lock().unwrap().pop();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => Connection::open(self.addr).await.map_err(|error| format!("connect: {error}"))?,
+        };
+        let reply = connection.exchange(request).await.map_err(|error| format!("broken: {error}"))?;
+        let text = String::from_utf8_lossy(reply.body);
+        if reply.status != 202 {
+            return Err(format!("{}: {text}", reply.status));
+        }
+        let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let event: EventId = document["id"].as_str().unwrap().parse().unwrap();
+        self.connections.lock().unwrap().push(connection);
+        Ok(event.0)
+    }
+}

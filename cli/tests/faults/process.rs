@@ -1,0 +1,106 @@
+//! `postrider` as a child process: its log, its signals, its end.
+
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use shared::runtime::spawn_driver;
+use shared::testing::eventually;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+
+/// For everything that a loaded machine may do slowly.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// The lines of its log that a failed test shows.
+const TAIL: usize = 60;
+
+/// A child; killed when dropped.
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Process {
+    /// Starts `postrider <command>` with these settings and none of our own environment's.
+    pub(crate) fn start(command: &str, settings: &[(&str, String)]) -> Self {
+        let mut postrider = Command::new(env!("CARGO_BIN_EXE_postrider"));
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            if name.starts_with("POSTRIDER_") || name.starts_with("DATABASE_URL") {
+                postrider.env_remove(name);
+            }
+        }
+        let mut child = postrider
+            .arg(command)
+            .env("POSTRIDER_LOG_FORMAT", "json")
+            .env("RUST_LOG", "info")
+            .envs(settings.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&log);
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        drop(spawn_driver(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                into.lock().unwrap().push(line);
+            }
+        }));
+        let name = format!("{command} {}", child.id().unwrap());
+        Self { name, child, log }
+    }
+
+    /// Waits until it logs this message the `count`th time; returns that line.
+    pub(crate) async fn logs(&mut self, message: &str, count: usize) -> Value {
+        let (log, child, name) = (&self.log, &mut self.child, &self.name);
+        eventually(PATIENCE, || {
+            let found = log
+                .lock()
+                .unwrap()
+                .iter()
+                .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+                .filter(|line| line["message"] == message)
+                .nth(count - 1);
+            if found.is_none() && let Some(status) = child.try_wait().unwrap() {
+                panic!("{name} ended with {status} before it said {message:?}");
+            }
+            std::future::ready(found)
+        })
+        .await
+    }
+
+    pub(crate) fn id(&self) -> i32 {
+        i32::try_from(self.child.id().unwrap()).unwrap()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.id()).unwrap(), signal).unwrap();
+    }
+
+    /// `kill -9`; returns when it is gone.
+    pub(crate) async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn ends(&mut self) -> ExitStatus {
+        let ending = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        ending.unwrap_or_else(|_| panic!("{} does not end", self.name)).unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log.lock().unwrap();
+            let tail = &log[log.len().saturating_sub(TAIL)..];
+            eprintln!("--- {} (last of {} lines)\n{}", self.name, log.len(), tail.join("\n"));
+        }
+    }
+}

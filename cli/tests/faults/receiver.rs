@@ -1,0 +1,200 @@
+//! The receivers of all endpoints of a test: one HTTP server that answers each path as it was told to,
+//! and writes down every request with the instants of its arrival and its answer.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use load_tests::{http, ids};
+use shared::runtime::clock::{BootTime, boot_time};
+use shared::runtime::spawn_driver;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
+
+/// How one request is answered.
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    status: u16,
+    after: Option<Duration>,
+    header: &'static str,
+}
+
+impl Answer {
+    /// At once.
+    pub(crate) const fn now(status: u16) -> Self {
+        Self { status, after: Some(Duration::ZERO), header: "" }
+    }
+
+    /// 200, so long after the request.
+    pub(crate) const fn late(after: Duration) -> Self {
+        Self { status: 200, after: Some(after), header: "" }
+    }
+
+    /// Never, while the connection stands.
+    pub(crate) const fn never() -> Self {
+        Self { status: 200, after: None, header: "" }
+    }
+
+    /// With a header line of its own (`name: value`).
+    pub(crate) const fn with(self, header: &'static str) -> Self {
+        Self { header, ..self }
+    }
+}
+
+/// One request that carried a delivery.
+#[derive(Debug, Clone)]
+pub(crate) struct Arrival {
+    pub(crate) path: String,
+    pub(crate) event: Uuid,
+    pub(crate) delivery: Uuid,
+    /// `Postrider-Attempt`.
+    pub(crate) attempt: u16,
+    pub(crate) at: BootTime,
+    /// When its answer was sent, if it was.
+    pub(crate) answered: Option<BootTime>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    arrivals: Vec<Arrival>,
+    /// The answers of a path to the first, second, … request of a delivery; the last one repeats.
+    scripts: HashMap<String, Vec<Answer>>,
+    requests_of: HashMap<Uuid, usize>,
+}
+
+impl Books {
+    /// Where the request stands in the books, and its answer.
+    fn enter(&mut self, request: &http::Request<'_>) -> (usize, Answer) {
+        let id = |text, prefix| Uuid::from_u128(ids::decode(text, prefix).unwrap());
+        let delivery = id(request.delivery_id, b"dlv");
+        let before = self.requests_of.entry(delivery).or_default();
+        let answer = match self.scripts.get(request.path) {
+            Some(script) => script[(*before).min(script.len() - 1)].clone(),
+            None => Answer::now(200),
+        };
+        *before += 1;
+        self.arrivals.push(Arrival {
+            path: request.path.to_owned(),
+            event: id(request.webhook_id, b"evt"),
+            delivery,
+            attempt: std::str::from_utf8(request.attempt).unwrap().parse().unwrap(),
+            at: boot_time(),
+            answered: None,
+        });
+        (self.arrivals.len() - 1, answer)
+    }
+}
+
+/// A running receiver; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    addr: SocketAddr,
+    books: Arc<Mutex<Books>>,
+    _stop: DropGuard,
+}
+
+impl Receiver {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let books = Arc::new(Mutex::new(Books::default()));
+        let stop = CancellationToken::new();
+        drop(spawn_driver(accept(listener, Arc::clone(&books), stop.clone())));
+        Self { addr, books, _stop: stop.drop_guard() }
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.addr)
+    }
+
+    /// How a path answers the first, second, … request of each delivery; the last answer repeats.
+    /// A path that was told nothing answers 200 at once.
+    pub(crate) fn answers(&self, path: &str, script: &[Answer]) {
+        self.books().scripts.insert(path.to_owned(), script.to_vec());
+    }
+
+    /// How many requests arrived so far: a place in the books.
+    pub(crate) fn count(&self) -> usize {
+        self.books().arrivals.len()
+    }
+
+    /// Every request so far.
+    pub(crate) fn all(&self) -> Vec<Arrival> {
+        self.books().arrivals.clone()
+    }
+
+    /// The requests between two places in the books.
+    pub(crate) fn between(&self, places: Range<usize>) -> Vec<Arrival> {
+        self.books().arrivals[places].to_vec()
+    }
+
+    /// The requests of one path.
+    pub(crate) fn at(&self, path: &str) -> Vec<Arrival> {
+        let mut arrivals = self.all();
+        arrivals.retain(|arrival| arrival.path == path);
+        arrivals
+    }
+
+    /// How many requests are not answered yet, of those that `which` picks.
+    pub(crate) fn open(&self, which: impl Fn(&Arrival) -> bool) -> usize {
+        let books = self.books();
+        books.arrivals.iter().filter(|it| it.answered.is_none() && which(it)).count()
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap()
+    }
+}
+
+async fn accept(listener: TcpListener, books: Arc<Mutex<Books>>, stop: CancellationToken) {
+    let listening = async {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (books, stop) = (Arc::clone(&books), stop.clone());
+            drop(spawn_driver(async move {
+                stop.run_until_cancelled(serve(stream, &books)).await;
+            }));
+        }
+    };
+    stop.run_until_cancelled(listening).await;
+}
+
+/// Answers the requests of one connection until the peer is gone.
+async fn serve(mut stream: TcpStream, books: &Mutex<Books>) {
+    let mut buffer = Vec::new();
+    loop {
+        let entered = match http::request(&buffer).unwrap() {
+            Some(request) => {
+                let entered = books.lock().unwrap().enter(&request);
+                let length = request.length;
+                buffer.drain(..length);
+                Some(entered)
+            }
+            None => None,
+        };
+        let Some((place, answer)) = entered else {
+            match stream.read_buf(&mut buffer).await {
+                Ok(0) | Err(_) => return,
+                Ok(_) => continue,
+            }
+        };
+        let Some(after) = answer.after else {
+            // Reads until the peer gives up.
+            while stream.read_buf(&mut buffer).await.is_ok_and(|length| length > 0) {}
+            return;
+        };
+        if !after.is_zero() {
+            tokio::time::sleep(after).await;
+        }
+        let header = if answer.header.is_empty() { "" } else { &format!("{}\r\n", answer.header) };
+        let head = format!("HTTP/1.1 {} -\r\n{header}content-length: 0\r\n\r\n", answer.status);
+        books.lock().unwrap().arrivals[place].answered = Some(boot_time());
+        if stream.write_all(head.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! What every test has: a database, an API process, a receiver, a tenant; and what it asks of them.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use load_tests::client;
+use serde_json::{Value, json};
+use shared::ids::{DeliveryId, EndpointId};
+use shared::store::{Database, Role, Session};
+use shared::testing::eventually;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use uuid::Uuid;
+
+use crate::endpoint::Endpoint;
+use crate::poster::Poster;
+use crate::process::{PATIENCE, Process};
+use crate::receiver::{Arrival, Receiver};
+
+/// The shortest lease that the budgets allow: three renewals of 2 s, and the margin of 2 s.
+pub(crate) const LEASE: Duration = Duration::from_secs(8);
+/// From the death of a worker until its slots may be taken: the lease, the second that a renewal may
+/// be late, and the look that the others take every 2 s; the rest is a loaded machine's.
+pub(crate) const TAKE_OVER: Duration = Duration::from_secs(25);
+/// How many tests run at the same time, each with several processes: more would measure the machine.
+static TURNS: Semaphore = Semaphore::const_new(3);
+const ADMIN_TOKEN: &str = "admin-token-of-these-tests";
+const SCOPES: [&str; 4] = ["events:write", "endpoints:write", "read", "replay"];
+
+/// See the module.
+pub(crate) struct World {
+    pub(crate) receiver: Receiver,
+    api: SocketAddr,
+    key: String,
+    database: Database,
+    settings: Vec<(&'static str, String)>,
+    _processes: Process,
+    _turn: SemaphorePermit<'static>,
+}
+
+/// A worker process.
+pub(crate) struct Worker {
+    pub(crate) process: Process,
+    /// Its first life.
+    pub(crate) incarnation: Uuid,
+}
+
+impl World {
+    pub(crate) async fn start(url: &str, database: Database) -> Self {
+        let turn = TURNS.acquire().await.unwrap();
+        let settings = vec![
+            ("DATABASE_URL", url.to_owned()),
+            ("POSTRIDER_MASTER_KEY", STANDARD.encode([7; 32])),
+            ("POSTRIDER_ALLOW_CIDRS", "127.0.0.0/8".to_owned()),
+            ("POSTRIDER_METRICS_ADDR", "127.0.0.1:0".to_owned()),
+            ("POSTRIDER_LEASE_TTL", format!("{}s", LEASE.as_secs())),
+        ];
+        let mut for_api = settings.clone();
+        for_api.push(("POSTRIDER_API_ADDR", "127.0.0.1:0".to_owned()));
+        for_api.push(("POSTRIDER_ADMIN_TOKEN", ADMIN_TOKEN.to_owned()));
+        let mut process = Process::start("api", &for_api);
+        let listens = process.logs("the API listens", 1).await;
+        let api = listens["addr"].as_str().unwrap().parse().unwrap();
+        let key = tenant_key(api).await;
+        Self {
+            receiver: Receiver::start().await,
+            api,
+            key,
+            database,
+            settings,
+            _processes: process,
+            _turn: turn,
+        }
+    }
+
+    /// Starts a worker; returns when it has joined.
+    pub(crate) async fn worker(&self) -> Worker {
+        let mut process = Process::start("worker", &self.settings);
+        let incarnation = process.joined(1).await;
+        Worker { process, incarnation }
+    }
+
+    /// Starts so many workers; returns when every slot has an owner.
+    pub(crate) async fn workers(&self, count: usize) -> Vec<Worker> {
+        let mut workers = Vec::new();
+        for _ in 0..count {
+            workers.push(self.worker().await);
+        }
+        self.all_slots_owned(PATIENCE).await;
+        workers
+    }
+
+    /// A connection for the test's own questions.
+    pub(crate) async fn sql(&self) -> Session {
+        self.database.connect(Role::Maintenance).await.unwrap()
+    }
+
+    /// One number.
+    pub(crate) async fn count(&self, sql: &str) -> i64 {
+        self.sql().await.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    // ## The API
+
+    /// Asks the API as the tenant; fails unless the answer is 2xx.
+    pub(crate) async fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let request = client::request(method, path, Some(&self.key), body.as_bytes());
+        let reply = client::ask(self.api, &request).await.unwrap();
+        if reply.is_empty() { Value::Null } else { serde_json::from_slice(&reply).unwrap() }
+    }
+
+    /// Makes an endpoint with these settings, for events of the type `name`, at the path `/name`.
+    pub(crate) async fn endpoint(&self, name: &str, settings: Value) -> Endpoint {
+        let path = format!("/{name}");
+        let mut document = settings;
+        document["url"] = json!(self.receiver.url(&path));
+        document["event_types"] = json!([name]);
+        let made = self.ask("POST", "/v1/endpoints", &document).await;
+        let id = made["id"].as_str().unwrap().to_owned();
+        let public: EndpointId = id.parse().unwrap();
+        let find = "SELECT id, slot FROM endpoints WHERE public_id = $1";
+        let row = self.sql().await.query_one(find, &[&public.0]).await.unwrap();
+        Endpoint { id, key: row.get(0), slot: row.get(1), path, event_type: name.to_owned() }
+    }
+
+    /// One endpoint in each slot.
+    pub(crate) async fn an_endpoint_in_each_slot(&self) -> Vec<Endpoint> {
+        let mut endpoints = Vec::new();
+        for number in 0..256 {
+            endpoints.push(self.endpoint(&format!("e{number}"), json!({})).await);
+        }
+        let slots: HashSet<i16> = endpoints.iter().map(|endpoint| endpoint.slot).collect();
+        assert_eq!(slots.len(), 256, "the API gives slots out in turn");
+        endpoints
+    }
+
+    /// Publishes one event for this endpoint; the id of its delivery.
+    pub(crate) async fn publish(&self, endpoint: &Endpoint) -> Uuid {
+        let event = json!({ "type": endpoint.event_type, "payload": { "order": "A-17" } });
+        let reply = self.ask("POST", "/v1/events", &event).await;
+        let delivery: DeliveryId = reply["deliveries"][0]["id"].as_str().unwrap().parse().unwrap();
+        delivery.0
+    }
+
+    /// Posts at this rate, in turn to these endpoints.
+    pub(crate) fn post(&self, per_second: u32, endpoints: &[Endpoint]) -> Poster {
+        let types = endpoints.iter().map(|endpoint| endpoint.event_type.as_str());
+        Poster::start(self.api, &self.key, per_second, types)
+    }
+
+    // ## Ownership
+
+    /// Waits until every slot has a living owner.
+    pub(crate) async fn all_slots_owned(&self, within: Duration) {
+        let sql = self.sql().await;
+        let owned = "SELECT count(*) FROM slots s JOIN workers w ON w.id = s.owner
+                     WHERE w.expires_at > clock_timestamp()";
+        eventually(within, || async {
+            let count: i64 = sql.query_one(owned, &[]).await.unwrap().get(0);
+            (count == 256).then_some(())
+        })
+        .await;
+    }
+
+    /// The slots of this life of a worker.
+    pub(crate) async fn slots_of(&self, incarnation: Uuid) -> HashSet<i16> {
+        let sql = self.sql().await;
+        let rows = sql.query("SELECT slot FROM slots WHERE owner = $1", &[&incarnation]).await;
+        rows.unwrap().iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Waits until a life of a worker that just ended was declared dead. Returns the deliveries that it
+    /// had sent and not recorded: they arrived, and are live as if they had not. Nobody else can have
+    /// sent them, because nobody could own their slots before.
+    pub(crate) async fn buried(&self, incarnation: Uuid) -> HashSet<Uuid> {
+        let sql = self.sql().await;
+        let live = "SELECT EXISTS (SELECT FROM workers WHERE id = $1), ARRAY(
+              SELECT l.id FROM (SELECT slot, id FROM ready UNION ALL SELECT slot, id FROM retry) l
+              JOIN slots s ON s.slot = l.slot AND s.owner = $1)";
+        let last = Mutex::new((0, Vec::new()));
+        eventually(TAKE_OVER, || async {
+            let place = self.receiver.count();
+            let row = sql.query_one(live, &[&incarnation]).await.unwrap();
+            let alive: bool = row.get(0);
+            if alive {
+                *last.lock().unwrap() = (place, row.get::<_, Vec<Uuid>>(1));
+            }
+            (!alive).then_some(())
+        })
+        .await;
+        let (place, live) = last.into_inner().unwrap();
+        let arrived = self.receiver.between(0..place);
+        let arrived: HashSet<Uuid> = arrived.iter().map(|arrival| arrival.delivery).collect();
+        live.into_iter().filter(|id| arrived.contains(id)).collect()
+    }
+
+    // ## What became of it
+
+    /// Waits until nothing is left to do, and checks that every acknowledged event was received and
+    /// that every delivery ended exactly once.
+    pub(crate) async fn finished(&self, accepted: &[Uuid]) {
+        let sql = self.sql().await;
+        let live = "SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM retry)";
+        eventually(PATIENCE, || async {
+            let count: i64 = sql.query_one(live, &[]).await.unwrap().get(0);
+            (count == 0).then_some(())
+        })
+        .await;
+        let received: HashSet<Uuid> = self.receiver.all().iter().map(|it| it.event).collect();
+        let lost = accepted.iter().filter(|event| !received.contains(event)).count();
+        assert_eq!(lost, 0, "of {} acknowledged events", accepted.len());
+        self.each_delivery_in_one_place().await;
+        self.each_delivery_of_one_event();
+    }
+
+    /// Every delivery is waiting, delivered, dead or closed, and exactly one of these (D6, D8); a
+    /// final status stands on one attempt only, and on none of a fenced worker (D3).
+    pub(crate) async fn each_delivery_in_one_place(&self) {
+        let misplaced = "
+            WITH d AS (SELECT unnest(fan_delivery) AS id FROM events),
+            p AS (
+              SELECT id FROM ready UNION ALL SELECT id FROM retry UNION ALL SELECT id FROM closed
+              UNION ALL SELECT id FROM dead_letters
+              UNION ALL SELECT delivery_id FROM attempts WHERE final_status = 3)
+            SELECT count(*) FROM (
+              SELECT d.id FROM d LEFT JOIN p ON p.id = d.id GROUP BY d.id HAVING count(p.id) <> 1) x";
+        assert_eq!(self.count(misplaced).await, 0, "deliveries that are not in exactly one place");
+        let final_twice = "SELECT count(*) FROM (SELECT FROM attempts WHERE final_status IS NOT NULL
+            GROUP BY tenant_id, delivery_id HAVING count(*) > 1 OR NOT bool_and(applied)) x";
+        assert_eq!(self.count(final_twice).await, 0, "deliveries that ended more than once");
+    }
+
+    /// A repeated request carries the same `webhook-id`, by which receivers know it again.
+    fn each_delivery_of_one_event(&self) {
+        let mut events = HashMap::new();
+        for arrival in self.receiver.all() {
+            let event = *events.entry(arrival.delivery).or_insert(arrival.event);
+            assert_eq!(event, arrival.event, "two webhook-ids for {}", arrival.delivery);
+        }
+    }
+}
+
+impl Process {
+    /// Waits for a worker's `count`th life; its incarnation.
+    pub(crate) async fn joined(&mut self, count: usize) -> Uuid {
+        let joined = self.logs("a worker joined", count).await;
+        joined["worker.incarnation"].as_str().unwrap().parse().unwrap()
+    }
+}
+
+/// Deliveries that may be repeated, with how often: each was sent and not recorded when a part failed.
+#[derive(Debug, Default)]
+pub(crate) struct AtRisk(HashMap<Uuid, usize>);
+
+impl AtRisk {
+    pub(crate) fn add(&mut self, deliveries: impl IntoIterator<Item = Uuid>) {
+        for delivery in deliveries {
+            *self.0.entry(delivery).or_default() += 1;
+        }
+    }
+
+    /// How many repetitions are excused.
+    pub(crate) fn total(&self) -> usize {
+        self.0.values().sum()
+    }
+
+    /// Fails if a delivery was sent more often than once and once more for each time at risk. Returns
+    /// how many requests were repetitions.
+    pub(crate) fn excuse(&self, arrivals: &[Arrival]) -> usize {
+        let mut requests: HashMap<Uuid, usize> = HashMap::new();
+        for arrival in arrivals {
+            *requests.entry(arrival.delivery).or_default() += 1;
+        }
+        for (delivery, sent) in &requests {
+            let excused = self.0.get(delivery).copied().unwrap_or(0);
+            let history = arrivals.iter().filter(|arrival| arrival.delivery == *delivery);
+            let history: Vec<_> = history.collect();
+            assert!(*sent <= 1 + excused, "{sent} requests, {excused} excused: {history:?}");
+        }
+        arrivals.len() - requests.len()
+    }
+}
+
+/// A tenant and a key of its own.
+async fn tenant_key(api: SocketAddr) -> String {
+    let make = async |path: &str, body: Value| -> Value {
+        let body = body.to_string();
+        let request = client::request("POST", path, Some(ADMIN_TOKEN), body.as_bytes());
+        client::ask_json(api, &request).await.unwrap()
+    };
+    let tenant = make("/v1/admin/tenants", json!({ "name": "tests" })).await;
+    let keys = format!("/v1/admin/tenants/{}/keys", tenant["id"].as_str().unwrap());
+    let made = make(&keys, json!({ "name": "tests", "scopes": SCOPES })).await;
+    made["key"].as_str().unwrap().to_owned()
+}
