@@ -153,6 +153,27 @@ async fn a_throw_away_cluster_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn an_abandoned_throw_away_cluster_is_removed_by_a_later_start() {
+    let abandoned = tempfile::Builder::new()
+        .prefix("postrider-cluster-")
+        .tempdir()
+        .unwrap();
+    std::fs::write(abandoned.path().join("lock"), "1").unwrap();
+    let two_hours_ago = std::time::SystemTime::from(shared::runtime::clock::wall_time())
+        - Duration::from_secs(7200);
+    let dir = std::fs::File::open(abandoned.path()).unwrap();
+    dir.set_modified(two_hours_ago).unwrap();
+
+    let postgres = EmbeddedPostgres::start(Options::throw_away())
+        .await
+        .unwrap();
+
+    assert!(!abandoned.path().exists());
+    assert!(postgres.data_dir().exists());
+    postgres.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn the_server_ends_when_its_starter_is_killed_and_the_next_run_recovers() {
     let dir = test_dir();
     let mut holder = Holder::start(dir.path()).await;

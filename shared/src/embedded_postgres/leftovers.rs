@@ -3,13 +3,15 @@
 //! A `postmaster.pid` says little: its number may have been given to another program since. So the
 //! processes themselves are asked: a PostgreSQL process works in its cluster's directory.
 
+use std::fs::File;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::place::Place;
+use super::place::{self, Place};
 use super::{EmbeddedError, io_error, server};
+use crate::runtime::clock::wall_time;
 
 /// How long each signal is given. The shell that watched the server may be stopping it already.
 const STEPS: [(Signal, Duration); 3] = [
@@ -18,6 +20,8 @@ const STEPS: [(Signal, Duration); 3] = [
     (Signal::KILL, Duration::from_secs(5)),
 ];
 const POLL: Duration = Duration::from_millis(10);
+/// Younger ones may be about to be locked by the process that makes them.
+const SWEEP_AFTER: Duration = Duration::from_secs(3600);
 
 /// Stops a server that still runs in this place and removes what is half made or stale. The caller
 /// holds the place's lock: no other process of ours is using it.
@@ -95,6 +99,34 @@ fn processes_in(data: &Path) -> Vec<Pid> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter_map(Pid::from_raw)
         .collect()
+}
+
+/// Removes throw-away clusters whose process was killed before its server's shell could look after
+/// them: old, with a lock that nobody holds, and without a server.
+pub(super) fn sweep(root: &Path) {
+    for entry in std::fs::read_dir(root).into_iter().flatten().flatten() {
+        let dir = entry.path();
+        if entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(place::THROW_AWAY_PREFIX)
+            && is_abandoned(&dir)
+            && let Err(error) = std::fs::remove_dir_all(&dir)
+        {
+            tracing::debug!(%error, dir = %dir.display(), "an abandoned cluster stays");
+        }
+    }
+}
+
+fn is_abandoned(dir: &Path) -> bool {
+    let age = dir
+        .metadata()
+        .and_then(|found| found.modified())
+        .ok()
+        .and_then(|modified| SystemTime::from(wall_time()).duration_since(modified).ok());
+    age.is_some_and(|age| age > SWEEP_AFTER)
+        && File::open(dir.join("lock")).is_ok_and(|lock| lock.try_lock().is_ok())
+        && processes_in(&dir.join("data")).is_empty()
 }
 
 fn remove_dir(dir: &Path) -> Result<(), EmbeddedError> {

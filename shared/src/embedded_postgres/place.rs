@@ -10,10 +10,12 @@ use std::process::Command;
 use sha2::{Digest, Sha256};
 
 use super::binaries::Binaries;
-use super::{EmbeddedError, io_error};
+use super::{EmbeddedError, io_error, leftovers};
 
 /// Below this are clusters that root asked for in a directory which the server's user cannot reach.
 const ROOTS_CLUSTERS: &str = "/var/lib/postrider";
+/// What the names of throw-away clusters begin with.
+pub(super) const THROW_AWAY_PREFIX: &str = "postrider-cluster-";
 /// `sockaddr_un` holds 108 bytes with the final zero.
 const LONGEST_SOCKET_PATH: usize = 107;
 const SOCKET_NAME: &str = "/.s.PGSQL.65535";
@@ -175,8 +177,9 @@ fn throw_away_base(user: Option<&User>) -> Result<PathBuf, EmbeddedError> {
     if !may_enter(&root, user) {
         root = PathBuf::from("/tmp");
     }
+    leftovers::sweep(&root);
     let dir = tempfile::Builder::new()
-        .prefix("postrider-")
+        .prefix(THROW_AWAY_PREFIX)
         .tempdir_in(&root)
         .map_err(io_error("make a directory in", &root))?;
     Ok(dir.keep())
