@@ -10,10 +10,11 @@ use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use reqwest::Url;
 use shared::policy::classify::Phase;
+use shared::runtime::clock::{BootTime, boot_time};
 use tower_layer::Layer;
 use tower_service::Service;
 use url::Host;
@@ -39,13 +40,13 @@ pub struct Timings {
 
 /// The notes on one request.
 pub(super) struct Trace {
-    started: Instant,
-    lookup_started: Cell<Option<Instant>>,
-    lookup_ended: Cell<Option<Instant>>,
-    connect_started: Cell<Option<Instant>>,
-    handshake_started: Cell<Option<Instant>>,
-    connected: Cell<Option<Instant>>,
-    answered: Cell<Option<Instant>>,
+    started: BootTime,
+    lookup_started: Cell<Option<BootTime>>,
+    lookup_ended: Cell<Option<BootTime>>,
+    connect_started: Cell<Option<BootTime>>,
+    handshake_started: Cell<Option<BootTime>>,
+    connected: Cell<Option<BootTime>>,
+    answered: Cell<Option<BootTime>>,
     addr: Cell<Option<IpAddr>>,
 }
 
@@ -61,7 +62,7 @@ pub(super) fn scope<F: Future>(request: F) -> impl Future<Output = F::Output> {
 impl Trace {
     fn start() -> Self {
         Self {
-            started: Instant::now(),
+            started: boot_time(),
             lookup_started: Cell::new(None),
             lookup_ended: Cell::new(None),
             connect_started: Cell::new(None),
@@ -80,27 +81,27 @@ impl Trace {
     }
 
     pub(super) fn lookup_started(&self) {
-        self.lookup_started.set(Some(Instant::now()));
+        self.lookup_started.set(Some(boot_time()));
     }
 
     pub(super) fn lookup_ended(&self) {
-        self.lookup_ended.set(Some(Instant::now()));
+        self.lookup_ended.set(Some(boot_time()));
     }
 
     fn connect_started(&self) {
-        self.connect_started.set(Some(Instant::now()));
+        self.connect_started.set(Some(boot_time()));
     }
 
     pub(super) fn handshake_started(&self) {
-        self.handshake_started.set(Some(Instant::now()));
+        self.handshake_started.set(Some(boot_time()));
     }
 
     fn connected(&self) {
-        self.connected.set(Some(Instant::now()));
+        self.connected.set(Some(boot_time()));
     }
 
     pub(super) fn answered(&self, peer: Option<SocketAddr>) {
-        self.answered.set(Some(Instant::now()));
+        self.answered.set(Some(boot_time()));
         if let Some(peer) = peer {
             self.dials(peer.ip());
         }
@@ -126,7 +127,8 @@ impl Trace {
     /// What was under way at the end. A connection attempt that is older than any may be was
     /// overtaken by an idle connection and finished in the background.
     pub(super) fn phase(&self) -> Phase {
-        let young = |at: Instant| at.elapsed() <= CONNECT_TIMEOUT;
+        let now = boot_time();
+        let young = |at| now.since(at) <= CONNECT_TIMEOUT;
         if self.connect_started.get().is_some_and(young) && !self.has_own_connection() {
             self.connect_phase()
         } else {
@@ -146,8 +148,8 @@ impl Trace {
     }
 
     pub(super) fn timings(&self) -> Timings {
-        let between = |from: &Cell<Option<Instant>>, to: &Cell<Option<Instant>>| {
-            Some(to.get()?.saturating_duration_since(from.get()?))
+        let between = |from: &Cell<Option<BootTime>>, to: &Cell<Option<BootTime>>| {
+            Some(to.get()?.since(from.get()?))
         };
         let dialled = if self.lookup_ended.get().is_some() {
             &self.lookup_ended
@@ -163,11 +165,8 @@ impl Trace {
             dns: between(&self.lookup_started, &self.lookup_ended),
             connect: between(dialled, connected),
             tls: between(&self.handshake_started, &self.connected),
-            first_byte: self
-                .answered
-                .get()
-                .map(|at| at.saturating_duration_since(self.started)),
-            total: self.started.elapsed(),
+            first_byte: self.answered.get().map(|at| at.since(self.started)),
+            total: boot_time().since(self.started),
             addr: self.addr.get(),
         }
     }

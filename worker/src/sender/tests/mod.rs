@@ -56,7 +56,7 @@ async fn answer(sender: &Sender, receiver: &Receiver) -> Response {
 /// Sends with [`DEADLINE`] and checks that it holds.
 async fn at_the_deadline(url: Url) -> SendResult {
     let sender = local();
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     let (result, timings) = sender.send(request(url, DEADLINE)).await;
     let took = started.elapsed();
     assert!(took >= DEADLINE, "ended early, after {took:?}: {result:?}");
@@ -70,12 +70,12 @@ async fn at_the_deadline(url: Url) -> SendResult {
 
 #[tokio::test]
 async fn p1_the_request_arrives_byte_for_byte() {
-    let (seen, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    let (seen, mut requests) = tokio::sync::mpsc::channel(16);
     let receiver = Receiver::start(move |mut connection, _| {
         let seen = seen.clone();
         async move {
             while let Some(request) = connection.request().await {
-                seen.send(request).unwrap();
+                seen.send(request).await.unwrap();
                 connection.say(OK).await;
             }
         }
@@ -168,12 +168,12 @@ async fn dripping_headers_end_at_the_deadline() {
 
 #[tokio::test]
 async fn silence_ends_at_the_deadline_and_the_connection_is_closed() {
-    let (closed, mut was_closed) = tokio::sync::mpsc::unbounded_channel();
+    let (closed, mut was_closed) = tokio::sync::mpsc::channel(16);
     let receiver = Receiver::start(move |mut connection, _| {
         let closed = closed.clone();
         async move {
             connection.closed().await;
-            closed.send(()).unwrap();
+            closed.send(()).await.unwrap();
         }
     })
     .await;
@@ -245,7 +245,7 @@ async fn a_reset_on_a_reused_connection_is_maybe_sent() {
 
 #[tokio::test]
 async fn an_endless_body_is_cut_and_its_connection_closed() {
-    let (closed, mut was_closed) = tokio::sync::mpsc::unbounded_channel();
+    let (closed, mut was_closed) = tokio::sync::mpsc::channel(16);
     let receiver = Receiver::start(move |mut connection, _| {
         let closed = closed.clone();
         async move {
@@ -258,7 +258,7 @@ async fn an_endless_body_is_cut_and_its_connection_closed() {
             while connection.say(&chunk).await {
                 written += chunk.len();
             }
-            closed.send(written).unwrap();
+            closed.send(written).await.unwrap();
         }
     })
     .await;

@@ -18,6 +18,7 @@ pub(super) struct Receiver {
 
 impl Receiver {
     /// Runs `script` for each connection, with its number from 0.
+    #[expect(clippy::disallowed_methods, reason = "ends with the test's runtime")]
     pub(super) async fn start<F, S>(script: S) -> Self
     where
         S: Fn(Connection, usize) -> F + Send + 'static,
