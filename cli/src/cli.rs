@@ -76,6 +76,11 @@ enum Command {
 }
 
 impl Command {
+    /// Whether its log is its only voice.
+    const fn is_server(&self) -> bool {
+        matches!(self, Self::Api | Self::Worker)
+    }
+
     /// Whether this command runs until it is told to stop.
     const fn serves(&self) -> bool {
         match self {
@@ -139,11 +144,11 @@ pub(crate) fn main() -> ExitCode {
 fn carry_out(cli: Cli, matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = program::load(flags(deepest(matches)))?;
     let output = Output::new(cli.output);
-    if matches!(cli.command, Command::Dev(_)) && settings.source("RUST_LOG") == Source::Default {
-        // `dev` tells what matters by itself, in words for a newcomer.
+    let command = cli.command;
+    if !command.is_server() && settings.source("RUST_LOG") == Source::Default {
+        // A command tells what matters by itself; its log is for what it did not expect.
         settings = settings.with("RUST_LOG", "warn")?;
     }
-    let command = cli.command;
     program::run(
         env!("CARGO_PKG_VERSION"),
         settings,

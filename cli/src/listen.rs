@@ -64,7 +64,8 @@ pub(crate) async fn run(
         "listening on http://{}/ — Ctrl-C ends it",
         receiver.addr()
     ));
-    let serving = shutdown.child_token();
+    // Not `shutdown` itself: the channel would close as soon, and look like a failure.
+    let serving = CancellationToken::new();
     let mut received = receiver.serve(secrets, status, serving.clone())?;
     let mut printer = Printer::new(output);
     let mut left = args.count;

@@ -10,20 +10,7 @@ use shared::sealing::MasterKeys;
 pub use shared::store::retention::RetentionSettings as Retention;
 
 /// The settings that `postrider-worker` takes as flags, besides the common ones.
-pub const SETTINGS: &[&str] = &[
-    "POSTRIDER_METRICS_ADDR",
-    "POSTRIDER_MASTER_KEY",
-    "POSTRIDER_MASTER_KEY_PREVIOUS",
-    "POSTRIDER_ALLOW_CIDRS",
-    "POSTRIDER_HTTPS_ONLY",
-    "POSTRIDER_LEASE_TTL",
-    "POSTRIDER_DRAIN_TIMEOUT",
-    "POSTRIDER_KILL_GRACE",
-    "POSTRIDER_MAX_IN_FLIGHT",
-    "POSTRIDER_RETENTION_EVENTS",
-    "POSTRIDER_RETENTION_ATTEMPTS",
-    "POSTRIDER_RETENTION_DEAD_LETTERS",
-];
+pub const SETTINGS: &[&str] = shared::runtime::settings::table::WORKER;
 
 /// Where the metrics are if nobody says otherwise.
 const METRICS_ADDR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9465);

@@ -2,17 +2,25 @@
 
 use shared::runtime::settings::{TABLE, table};
 
-fn document(name: &str) -> String {
-    let path = format!("{}/../{name}", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read_to_string(path).unwrap()
-}
+const BEGIN: &str = "<!-- settings: begin -->\n";
+const END: &str = "<!-- settings: end -->";
 
-/// What stands between the marks.
-fn settings_of(name: &str) -> String {
-    let text = document(name);
-    let (_, rest) = text.split_once("<!-- settings: begin -->\n").unwrap();
-    let (table, _) = rest.split_once("<!-- settings: end -->").unwrap();
-    table.to_owned()
+/// Fails unless the document has this table between its marks; writes it there when
+/// `UPDATE_DOCUMENTS` is set.
+#[track_caller]
+fn has_table(name: &str, expected: &str) {
+    let path = format!("{}/../{name}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(BEGIN).unwrap();
+    let (found, after) = rest.split_once(END).unwrap();
+    if std::env::var_os("UPDATE_DOCUMENTS").is_some() {
+        std::fs::write(&path, format!("{before}{BEGIN}{expected}{END}{after}")).unwrap();
+        return;
+    }
+    assert!(
+        found == expected,
+        "{name} has another table than the code; UPDATE_DOCUMENTS=1 writes this one:\n{expected}"
+    );
 }
 
 fn code(text: &str) -> String {
@@ -35,9 +43,7 @@ fn the_table_in_the_readme_is_the_table_in_the_code() {
         ));
     }
 
-    let found = settings_of("README.md");
-
-    assert!(found == expected, "README.md should have:\n{expected}");
+    has_table("README.md", &expected);
 }
 
 #[test]
@@ -46,7 +52,14 @@ fn the_reference_of_settings_is_the_table_in_the_code() {
         let common = table::COMMON.contains(&name).then_some("all");
         let api = table::API.contains(&name).then_some("api");
         let worker = table::WORKER.contains(&name).then_some("worker");
-        let all: Vec<&str> = [common, api, worker].into_iter().flatten().collect();
+        let send = ["POSTRIDER_URL", "POSTRIDER_KEY"]
+            .contains(&name)
+            .then_some("send");
+        let dev = (name == "POSTRIDER_DATA_DIR").then_some("dev");
+        let all: Vec<&str> = [common, api, worker, send, dev]
+            .into_iter()
+            .flatten()
+            .collect();
         if all.is_empty() {
             "—".to_owned()
         } else {
@@ -60,7 +73,7 @@ fn the_reference_of_settings_is_the_table_in_the_code() {
         expected.push_str(&format!(
             "| `{}` | `--{}` | `{}` | {} | {} | {} |\n",
             setting.name,
-            setting.flag,
+            setting.flag_offered(),
             setting.key(),
             code(setting.default_shown()),
             used_by(setting.name),
@@ -68,10 +81,5 @@ fn the_reference_of_settings_is_the_table_in_the_code() {
         ));
     }
 
-    let found = settings_of("docs/configuration.md");
-
-    assert!(
-        found == expected,
-        "docs/configuration.md should have:\n{expected}"
-    );
+    has_table("docs/configuration.md", &expected);
 }

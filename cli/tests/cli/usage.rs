@@ -53,10 +53,8 @@ fn help_gives_each_setting_its_default_and_its_variable() {
 
         for name in names {
             let setting = TABLE.iter().find(|setting| setting.name == *name).unwrap();
-            assert!(
-                text.contains(&format!("--{}", setting.flag)),
-                "{name} in {text}"
-            );
+            let flag = format!("--{}", setting.flag_offered());
+            assert!(text.contains(&flag), "{name} in {text}");
             assert!(text.contains(&format!("[env: {name}")), "{name} in {text}");
             let default = setting.default_shown().replace('`', "");
             assert!(

@@ -29,16 +29,23 @@ async fn a_worker_told_to_end_finishes_what_it_began_and_hands_the_rest_over() {
     spread(&world, &[128, 128]).await;
     let mut leaving = workers.remove(0);
     let epochs = epochs_of(&world, leaving.incarnation).await;
-    let (theirs, _): (Vec<_>, Vec<_>) =
-        endpoints.iter().cloned().partition(|endpoint| epochs.contains_key(&endpoint.slot));
+    let (theirs, _): (Vec<_>, Vec<_>) = endpoints
+        .iter()
+        .cloned()
+        .partition(|endpoint| epochs.contains_key(&endpoint.slot));
     let (slow, quick) = theirs.split_at(ON_THE_WIRE);
     for endpoint in slow {
-        world.receiver.answers(&endpoint.path, &[Answer::late(SLOW)]);
+        world
+            .receiver
+            .answers(&endpoint.path, &[Answer::late(SLOW)]);
     }
     // Its other endpoints are busy: there is always something that it could still send.
     let poster = world.post(150, quick);
     let answered = world.receiver.count();
-    eventually(PATIENCE, || async { (world.receiver.count() > answered + 50).then_some(()) }).await;
+    eventually(PATIENCE, || async {
+        (world.receiver.count() > answered + 50).then_some(())
+    })
+    .await;
     let mut on_the_wire = Vec::new();
     for endpoint in slow {
         on_the_wire.push(world.publish(endpoint).await);
@@ -54,47 +61,100 @@ async fn a_worker_told_to_end_finishes_what_it_began_and_hands_the_rest_over() {
     let status = leaving.process.ends().await;
     assert_eq!(status.code(), Some(0));
     let ended = database_time(&world).await;
-    assert!(ended - told < SLOW + HANDED_OVER, "it ended {} after the signal", ended - told);
-    assert_eq!(world.slots_of(leaving.incarnation).await, HashSet::new(), "slots that it kept");
+    assert!(
+        ended - told < SLOW + HANDED_OVER,
+        "it ended {} after the signal",
+        ended - told
+    );
+    assert_eq!(
+        world.slots_of(leaving.incarnation).await,
+        HashSet::new(),
+        "slots that it kept"
+    );
     world.all_slots_owned(HANDED_OVER).await;
 
     let recorded = "SELECT count(*) FROM attempts WHERE delivery_id = ANY ($1) AND applied AND final_status = 3";
     let sql = world.sql().await;
-    let recorded: i64 = sql.query_one(recorded, &[&on_the_wire]).await.unwrap().get(0);
-    assert_eq!(usize::try_from(recorded).unwrap(), ON_THE_WIRE, "finished and recorded by itself");
+    let recorded: i64 = sql
+        .query_one(recorded, &[&on_the_wire])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(
+        usize::try_from(recorded).unwrap(),
+        ON_THE_WIRE,
+        "finished and recorded by itself"
+    );
     let accepted = poster.stop().await.all_accepted();
     world.finished(&accepted).await;
-    assert_eq!(AtRisk::default().excuse(&world.receiver.all()), 0, "repetitions");
+    assert_eq!(
+        AtRisk::default().excuse(&world.receiver.all()),
+        0,
+        "repetitions"
+    );
     let last = last_send(&world, &epochs).await;
-    eprintln!("ended {} after the signal, last send {} after it", ended - told, last - told);
-    assert!(last - told <= LAST_SEND, "a request started {} after the signal", last - told);
+    eprintln!(
+        "ended {} after the signal, last send {} after it",
+        ended - told,
+        last - told
+    );
+    assert!(
+        last - told <= LAST_SEND,
+        "a request started {} after the signal",
+        last - told
+    );
 }
 
 /// Waits until the workers own these numbers of slots.
 pub(crate) async fn spread(world: &World, wanted: &[i64]) {
     let sql = world.sql().await;
-    let spread = "SELECT count(*) FROM slots s JOIN workers w ON w.id = s.owner GROUP BY w.id ORDER BY 1";
+    let spread =
+        "SELECT count(*) FROM slots s JOIN workers w ON w.id = s.owner GROUP BY w.id ORDER BY 1";
     eventually(PATIENCE, || async {
         let rows = sql.query(spread, &[]).await.unwrap();
-        rows.iter().map(|row| row.get::<_, i64>(0)).eq(wanted.iter().copied()).then_some(())
+        rows.iter()
+            .map(|row| row.get::<_, i64>(0))
+            .eq(wanted.iter().copied())
+            .then_some(())
     })
     .await;
 }
 
 async fn epochs_of(world: &World, incarnation: uuid::Uuid) -> HashMap<i16, i64> {
     let sql = world.sql().await;
-    let rows = sql.query("SELECT slot, epoch FROM slots WHERE owner = $1", &[&incarnation]).await;
-    rows.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect()
+    let rows = sql
+        .query(
+            "SELECT slot, epoch FROM slots WHERE owner = $1",
+            &[&incarnation],
+        )
+        .await;
+    rows.unwrap()
+        .iter()
+        .map(|row| (row.get(0), row.get(1)))
+        .collect()
 }
 
 async fn database_time(world: &World) -> OffsetDateTime {
-    world.sql().await.query_one("SELECT clock_timestamp()", &[]).await.unwrap().get(0)
+    world
+        .sql()
+        .await
+        .query_one("SELECT clock_timestamp()", &[])
+        .await
+        .unwrap()
+        .get(0)
 }
 
 /// When the last request under these epochs started.
 async fn last_send(world: &World, epochs: &HashMap<i16, i64>) -> OffsetDateTime {
-    let (slots, epochs): (Vec<i16>, Vec<i64>) = epochs.iter().map(|(slot, epoch)| (slot, epoch)).unzip();
+    let (slots, epochs): (Vec<i16>, Vec<i64>) =
+        epochs.iter().map(|(slot, epoch)| (slot, epoch)).unzip();
     let last = "SELECT max(a.started_at) FROM attempts a JOIN endpoints e ON e.id = a.endpoint_id
         JOIN unnest($1::int2[], $2::int8[]) o(slot, epoch) ON o.slot = e.slot AND o.epoch = a.epoch";
-    world.sql().await.query_one(last, &[&slots, &epochs]).await.unwrap().get(0)
+    world
+        .sql()
+        .await
+        .query_one(last, &[&slots, &epochs])
+        .await
+        .unwrap()
+        .get(0)
 }

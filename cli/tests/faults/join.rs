@@ -19,13 +19,18 @@ async fn a_worker_that_joins_gets_its_share_and_nothing_is_lost_or_repeated() {
     let world = World::start(database.url(), database.database()).await;
     let endpoints = world.an_endpoint_in_each_slot().await;
     for slow in endpoints.iter().step_by(8) {
-        world.receiver.answers(&slow.path, &[Answer::late(Duration::from_millis(700))]);
+        world
+            .receiver
+            .answers(&slow.path, &[Answer::late(Duration::from_millis(700))]);
     }
     let mut workers = world.workers(2).await;
     spread(&world, &[128, 128]).await;
     let poster = world.post(150, &endpoints);
     let before = world.receiver.count();
-    eventually(PATIENCE, || async { (world.receiver.count() > before + 100).then_some(()) }).await;
+    eventually(PATIENCE, || async {
+        (world.receiver.count() > before + 100).then_some(())
+    })
+    .await;
 
     workers.push(world.worker().await);
     let joined = boot_time();
@@ -34,16 +39,32 @@ async fn a_worker_that_joins_gets_its_share_and_nothing_is_lost_or_repeated() {
     assert!(took < SPREAD, "the slots were spread after {took:?}");
     // The new one works: what is posted now for its slots arrives.
     let slots = world.slots_of(workers[2].incarnation).await;
-    for endpoint in endpoints.iter().filter(|endpoint| slots.contains(&endpoint.slot)).take(3) {
+    for endpoint in endpoints
+        .iter()
+        .filter(|endpoint| slots.contains(&endpoint.slot))
+        .take(3)
+    {
         let delivery = world.publish(endpoint).await;
         let arrived = || async {
-            world.receiver.all().iter().any(|it| it.delivery == delivery).then_some(())
+            world
+                .receiver
+                .all()
+                .iter()
+                .any(|it| it.delivery == delivery)
+                .then_some(())
         };
         eventually(PATIENCE, arrived).await;
     }
 
     let accepted = poster.stop().await.all_accepted();
     world.finished(&accepted).await;
-    assert_eq!(AtRisk::default().excuse(&world.receiver.all()), 0, "repetitions");
-    eprintln!("spread over three workers after {took:?}, {} events meanwhile", accepted.len());
+    assert_eq!(
+        AtRisk::default().excuse(&world.receiver.all()),
+        0,
+        "repetitions"
+    );
+    eprintln!(
+        "spread over three workers after {took:?}, {} events meanwhile",
+        accepted.len()
+    );
 }

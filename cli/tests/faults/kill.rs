@@ -21,7 +21,9 @@ async fn ten_kills_in_a_row_lose_nothing_and_repeat_only_what_was_not_recorded()
     let endpoints = world.an_endpoint_in_each_slot().await;
     // Some are slow, so that every kill finds requests on the wire.
     for slow in endpoints.iter().step_by(8) {
-        world.receiver.answers(&slow.path, &[Answer::late(Duration::from_millis(900))]);
+        world
+            .receiver
+            .answers(&slow.path, &[Answer::late(Duration::from_millis(900))]);
     }
     let mut workers = world.workers(3).await;
     let poster = world.post(PER_SECOND, &endpoints);
@@ -30,9 +32,14 @@ async fn ten_kills_in_a_row_lose_nothing_and_repeat_only_what_was_not_recorded()
     for _ in 0..KILLS {
         let mut victim = workers.remove(0);
         let slots = world.slots_of(victim.incarnation).await;
-        let theirs: Vec<_> = endpoints.iter().filter(|it| slots.contains(&it.slot)).collect();
+        let theirs: Vec<_> = endpoints
+            .iter()
+            .filter(|it| slots.contains(&it.slot))
+            .collect();
         eventually(PATIENCE, || async {
-            let open = world.receiver.open(|it| theirs.iter().any(|one| one.path == it.path));
+            let open = world
+                .receiver
+                .open(|it| theirs.iter().any(|one| one.path == it.path));
             (open > 0).then_some(())
         })
         .await;
@@ -42,7 +49,10 @@ async fn ten_kills_in_a_row_lose_nothing_and_repeat_only_what_was_not_recorded()
         let not_recorded = world.buried(victim.incarnation).await;
         world.all_slots_owned(TAKE_OVER).await;
         let gap = boot_time().since(killed);
-        eprintln!("kill: {} sent and not recorded, slots owned after {gap:?}", not_recorded.len());
+        eprintln!(
+            "kill: {} sent and not recorded, slots owned after {gap:?}",
+            not_recorded.len()
+        );
         at_risk.add(not_recorded);
     }
 
@@ -50,6 +60,9 @@ async fn ten_kills_in_a_row_lose_nothing_and_repeat_only_what_was_not_recorded()
     world.finished(&accepted).await;
     let repeated = at_risk.excuse(&world.receiver.all());
     let excused = at_risk.total();
-    eprintln!("{} events, {repeated} of {excused} not recorded were repeated", accepted.len());
+    eprintln!(
+        "{} events, {repeated} of {excused} not recorded were repeated",
+        accepted.len()
+    );
     assert!(excused > 0, "no kill found a request on the wire");
 }

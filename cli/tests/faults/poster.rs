@@ -30,7 +30,12 @@ impl Posted {
     pub(crate) fn all_accepted(self) -> Vec<Uuid> {
         let (refused, accepted) = (self.refused, self.accepted);
         let first = refused.first();
-        assert!(refused.is_empty(), "{} of {} refused: {first:?}", refused.len(), accepted.len());
+        assert!(
+            refused.is_empty(),
+            "{} of {} refused: {first:?}",
+            refused.len(),
+            accepted.len()
+        );
         assert!(!accepted.is_empty(), "nothing was posted");
         accepted
     }
@@ -38,6 +43,7 @@ impl Posted {
 
 /// A poster at work.
 pub(crate) struct Poster {
+    sent: Arc<AtomicUsize>,
     accepted: Arc<AtomicUsize>,
     stop: CancellationToken,
     task: JoinHandle<Posted>,
@@ -51,22 +57,40 @@ impl Poster {
         per_second: u32,
         types: impl IntoIterator<Item = &'t str>,
     ) -> Self {
-        let requests = types.into_iter().map(|event_type| post(key, event_type)).collect();
+        let requests = types
+            .into_iter()
+            .map(|event_type| post(key, event_type))
+            .collect();
         let stop = CancellationToken::new();
-        let accepted = Arc::new(AtomicUsize::new(0));
+        let (sent, accepted) = (Arc::default(), Arc::default());
         let work = Work {
             requests,
             interval: Duration::from_secs(1) / per_second,
-            idle: Arc::new(Idle { addr, connections: Mutex::default() }),
+            idle: Arc::new(Idle {
+                addr,
+                connections: Mutex::default(),
+            }),
+            sent: Arc::clone(&sent),
             accepted: Arc::clone(&accepted),
         };
         let task = spawn_driver(work.run(stop.clone()));
-        Self { accepted, stop, task }
+        Self {
+            sent,
+            accepted,
+            stop,
+            task,
+        }
     }
 
     /// How many were acknowledged so far.
     pub(crate) fn accepted(&self) -> usize {
         self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// How many wait for their answer.
+    pub(crate) fn waiting(&self) -> usize {
+        let accepted = self.accepted();
+        self.sent.load(Ordering::Relaxed) - accepted
     }
 
     /// Posts no more; returns when the last post was answered.
@@ -86,6 +110,7 @@ struct Work {
     requests: Vec<Vec<u8>>,
     interval: Duration,
     idle: Arc<Idle>,
+    sent: Arc<AtomicUsize>,
     accepted: Arc<AtomicUsize>,
 }
 
@@ -100,6 +125,7 @@ impl Work {
             }
             let idle = Arc::clone(&self.idle);
             let request = request.clone();
+            self.sent.fetch_add(1, Ordering::Relaxed);
             under_way.spawn(async move { idle.exchange(&request).await });
             while let Some(answer) = under_way.try_join_next() {
                 self.count(&mut posted, answer.unwrap());
@@ -134,9 +160,14 @@ impl Idle {
         let idle = self.connections.lock().unwrap().pop();
         let mut connection = match idle {
             Some(connection) => connection,
-            None => Connection::open(self.addr).await.map_err(|error| format!("connect: {error}"))?,
+            None => Connection::open(self.addr)
+                .await
+                .map_err(|error| format!("connect: {error}"))?,
         };
-        let reply = connection.exchange(request).await.map_err(|error| format!("broken: {error}"))?;
+        let reply = connection
+            .exchange(request)
+            .await
+            .map_err(|error| format!("broken: {error}"))?;
         let text = String::from_utf8_lossy(reply.body);
         if reply.status != 202 {
             return Err(format!("{}: {text}", reply.status));

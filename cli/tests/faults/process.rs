@@ -67,7 +67,9 @@ impl Process {
                 .filter_map(|line| serde_json::from_str::<Value>(line).ok())
                 .filter(|line| line["message"] == message)
                 .nth(count - 1);
-            if found.is_none() && let Some(status) = child.try_wait().unwrap() {
+            if found.is_none()
+                && let Some(status) = child.try_wait().unwrap()
+            {
                 panic!("{name} ended with {status} before it said {message:?}");
             }
             std::future::ready(found)
@@ -91,7 +93,9 @@ impl Process {
     /// Waits for its end.
     pub(crate) async fn ends(&mut self) -> ExitStatus {
         let ending = tokio::time::timeout(PATIENCE, self.child.wait()).await;
-        ending.unwrap_or_else(|_| panic!("{} does not end", self.name)).unwrap()
+        ending
+            .unwrap_or_else(|_| panic!("{} does not end", self.name))
+            .unwrap()
     }
 }
 
@@ -100,7 +104,12 @@ impl Drop for Process {
         if std::thread::panicking() {
             let log = self.log.lock().unwrap();
             let tail = &log[log.len().saturating_sub(TAIL)..];
-            eprintln!("--- {} (last of {} lines)\n{}", self.name, log.len(), tail.join("\n"));
+            eprintln!(
+                "--- {} (last of {} lines)\n{}",
+                self.name,
+                log.len(),
+                tail.join("\n")
+            );
         }
     }
 }

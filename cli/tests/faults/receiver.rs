@@ -26,17 +26,34 @@ pub(crate) struct Answer {
 impl Answer {
     /// At once.
     pub(crate) const fn now(status: u16) -> Self {
-        Self { status, after: Some(Duration::ZERO), header: "" }
+        Self {
+            status,
+            after: Some(Duration::ZERO),
+            header: "",
+        }
     }
 
     /// 200, so long after the request.
     pub(crate) const fn late(after: Duration) -> Self {
-        Self { status: 200, after: Some(after), header: "" }
+        Self {
+            status: 200,
+            after: Some(after),
+            header: "",
+        }
     }
 
     /// Never, while the connection stands.
     pub(crate) const fn never() -> Self {
-        Self { status: 200, after: None, header: "" }
+        Self {
+            status: 200,
+            after: None,
+            header: "",
+        }
+    }
+
+    /// With another status.
+    pub(crate) const fn status(self, status: u16) -> Self {
+        Self { status, ..self }
     }
 
     /// With a header line of its own (`name: value`).
@@ -81,7 +98,10 @@ impl Books {
             path: request.path.to_owned(),
             event: id(request.webhook_id, b"evt"),
             delivery,
-            attempt: std::str::from_utf8(request.attempt).unwrap().parse().unwrap(),
+            attempt: std::str::from_utf8(request.attempt)
+                .unwrap()
+                .parse()
+                .unwrap(),
             at: boot_time(),
             answered: None,
         });
@@ -103,8 +123,16 @@ impl Receiver {
         let addr = listener.local_addr().unwrap();
         let books = Arc::new(Mutex::new(Books::default()));
         let stop = CancellationToken::new();
-        drop(spawn_driver(accept(listener, Arc::clone(&books), stop.clone())));
-        Self { addr, books, _stop: stop.drop_guard() }
+        drop(spawn_driver(accept(
+            listener,
+            Arc::clone(&books),
+            stop.clone(),
+        )));
+        Self {
+            addr,
+            books,
+            _stop: stop.drop_guard(),
+        }
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -114,7 +142,9 @@ impl Receiver {
     /// How a path answers the first, second, … request of each delivery; the last answer repeats.
     /// A path that was told nothing answers 200 at once.
     pub(crate) fn answers(&self, path: &str, script: &[Answer]) {
-        self.books().scripts.insert(path.to_owned(), script.to_vec());
+        self.books()
+            .scripts
+            .insert(path.to_owned(), script.to_vec());
     }
 
     /// How many requests arrived so far: a place in the books.
@@ -142,7 +172,11 @@ impl Receiver {
     /// How many requests are not answered yet, of those that `which` picks.
     pub(crate) fn open(&self, which: impl Fn(&Arrival) -> bool) -> usize {
         let books = self.books();
-        books.arrivals.iter().filter(|it| it.answered.is_none() && which(it)).count()
+        books
+            .arrivals
+            .iter()
+            .filter(|it| it.answered.is_none() && which(it))
+            .count()
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -184,14 +218,25 @@ async fn serve(mut stream: TcpStream, books: &Mutex<Books>) {
         };
         let Some(after) = answer.after else {
             // Reads until the peer gives up.
-            while stream.read_buf(&mut buffer).await.is_ok_and(|length| length > 0) {}
+            while stream
+                .read_buf(&mut buffer)
+                .await
+                .is_ok_and(|length| length > 0)
+            {}
             return;
         };
         if !after.is_zero() {
             tokio::time::sleep(after).await;
         }
-        let header = if answer.header.is_empty() { "" } else { &format!("{}\r\n", answer.header) };
-        let head = format!("HTTP/1.1 {} -\r\n{header}content-length: 0\r\n\r\n", answer.status);
+        let header = if answer.header.is_empty() {
+            ""
+        } else {
+            &format!("{}\r\n", answer.header)
+        };
+        let head = format!(
+            "HTTP/1.1 {} -\r\n{header}content-length: 0\r\n\r\n",
+            answer.status
+        );
         books.lock().unwrap().arrivals[place].answered = Some(boot_time());
         if stream.write_all(head.as_bytes()).await.is_err() {
             return;

@@ -49,12 +49,9 @@ fn arg(setting: &'static Setting) -> Arg {
     }
 }
 
-/// A secret by its file: command lines are visible to everyone on the machine. (A database URL may
-/// hold a password too, but often does not, and is what people expect to type.)
+/// A key or token by its file.
 fn of_file(setting: &'static Setting, heading: &'static str) -> Arg {
-    let (id, flag) = setting
-        .secret
-        .map_or((setting.name, setting.flag), |file| (file.name, file.flag));
+    let id = setting.secret.map_or(setting.name, |file| file.name);
     let help = format!(
         "A file with {} [default: {}] [env: {} or {id}]",
         setting.help,
@@ -62,7 +59,7 @@ fn of_file(setting: &'static Setting, heading: &'static str) -> Arg {
         setting.name,
     );
     Arg::new(id)
-        .long(flag)
+        .long(setting.flag_offered())
         .help_heading(heading)
         .value_name("PATH")
         .help(help.replace('`', ""))

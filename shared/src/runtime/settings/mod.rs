@@ -234,7 +234,11 @@ pub fn missing(name: &str) -> ConfigErrors {
         return ConfigErrors::one(name, "is missing");
     };
     let ways = match setting.secret {
-        Some(file) => format!("set {name} or {} or give --{}", file.name, file.flag),
+        Some(file) => format!(
+            "set {name} or {} or give --{}",
+            file.name,
+            setting.flag_offered()
+        ),
         None => format!("set {name} or give --{}", setting.flag),
     };
     ConfigErrors::one(name, format!("is required: {ways} ({})", setting.help))

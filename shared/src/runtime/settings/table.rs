@@ -70,6 +70,17 @@ impl Setting {
         self.flag.replace('-', "_")
     }
 
+    /// The flag that a command line has. For keys and tokens it names a file: command lines are
+    /// visible to everyone on the machine. (A database URL may hold a password too, but often does
+    /// not, and is what people expect to type.)
+    #[must_use]
+    pub const fn flag_offered(&self) -> &'static str {
+        match (self.kind, self.secret) {
+            (Kind::Token(_) | Kind::Key, Some(file)) => file.flag,
+            _ => self.flag,
+        }
+    }
+
     /// The default as people read it.
     #[must_use]
     pub fn default_shown(&self) -> &'static str {
@@ -329,7 +340,6 @@ pub const WORKER: &[&str] = &[
     "POSTRIDER_ALLOW_CIDRS",
     "POSTRIDER_HTTPS_ONLY",
     "POSTRIDER_MAX_IN_FLIGHT",
-    "POSTRIDER_CONNECTIONS",
     "POSTRIDER_LEASE_TTL",
     "POSTRIDER_DRAIN_TIMEOUT",
     "POSTRIDER_KILL_GRACE",
