@@ -15,6 +15,7 @@
 //! connections, not time, and a GOAWAY leaves it open which requests were seen.
 
 mod headers;
+mod lookups;
 mod resolver;
 mod response;
 mod tls;

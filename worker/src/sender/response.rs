@@ -12,7 +12,7 @@ use shared::policy::address::DenyReason;
 use shared::policy::classify::{BodyEnd, Phase, Response, SendError};
 use tokio::time::{Instant, timeout_at};
 
-use super::resolver::LookupFailed;
+use super::lookups::LookupFailed;
 use super::trace::Trace;
 
 /// How much of a 2xx answer's body is kept, in bytes.
