@@ -30,6 +30,7 @@ pub struct Request<'b> {
     pub webhook_timestamp: &'b [u8],
     pub webhook_signature: &'b [u8],
     pub delivery_id: &'b [u8],
+    pub attempt: &'b [u8],
     pub body: &'b [u8],
     /// Bytes of the buffer that this request took.
     pub length: usize,
@@ -72,6 +73,9 @@ pub fn request(buffer: &[u8]) -> Result<Option<Request<'_>>, Malformed> {
             }
             17 if name.eq_ignore_ascii_case(b"webhook-signature") => {
                 request.webhook_signature = header.value;
+            }
+            17 if name.eq_ignore_ascii_case(b"postrider-attempt") => {
+                request.attempt = header.value;
             }
             17 if name.eq_ignore_ascii_case(b"transfer-encoding") => {
                 return Err(Malformed("a transfer encoding instead of a length"));
@@ -133,7 +137,8 @@ mod tests {
 
     const POST: &[u8] =
         b"POST /e/7 HTTP/1.1\r\nHost: x\r\nWebhook-Id: evt_1\r\nwebhook-timestamp: 5\r\n\
-        webhook-signature: v1,abc\r\nPostrider-Delivery-Id: dlv_1\r\nContent-Length: 4\r\n\r\nbody";
+        webhook-signature: v1,abc\r\nPostrider-Delivery-Id: dlv_1\r\n\
+        Postrider-Attempt: 2\r\nContent-Length: 4\r\n\r\nbody";
 
     #[test]
     fn a_request_is_read_with_the_headers_that_count_and_leaves_the_next_one() {
@@ -145,6 +150,7 @@ mod tests {
         assert_eq!((request.method, request.path), ("POST", "/e/7"));
         assert_eq!(request.webhook_id, b"evt_1");
         assert_eq!(request.delivery_id, b"dlv_1");
+        assert_eq!(request.attempt, b"2");
         assert_eq!(request.webhook_timestamp, b"5");
         assert_eq!(request.webhook_signature, b"v1,abc");
         assert_eq!(request.body, b"body");

@@ -26,7 +26,6 @@ async fn a_worker_told_to_end_finishes_what_it_began_and_hands_the_rest_over() {
     let world = World::start(database.url(), database.database()).await;
     let endpoints = world.an_endpoint_in_each_slot().await;
     let mut workers = world.workers(2).await;
-    spread(&world, &[128, 128]).await;
     let mut leaving = workers.remove(0);
     let epochs = epochs_of(&world, leaving.incarnation).await;
     let (theirs, _): (Vec<_>, Vec<_>) = endpoints
@@ -103,21 +102,6 @@ async fn a_worker_told_to_end_finishes_what_it_began_and_hands_the_rest_over() {
         "a request started {} after the signal",
         last - told
     );
-}
-
-/// Waits until the workers own these numbers of slots.
-pub(crate) async fn spread(world: &World, wanted: &[i64]) {
-    let sql = world.sql().await;
-    let spread =
-        "SELECT count(*) FROM slots s JOIN workers w ON w.id = s.owner GROUP BY w.id ORDER BY 1";
-    eventually(PATIENCE, || async {
-        let rows = sql.query(spread, &[]).await.unwrap();
-        rows.iter()
-            .map(|row| row.get::<_, i64>(0))
-            .eq(wanted.iter().copied())
-            .then_some(())
-    })
-    .await;
 }
 
 async fn epochs_of(world: &World, incarnation: uuid::Uuid) -> HashMap<i16, i64> {

@@ -5,7 +5,6 @@ use std::time::Duration;
 use shared::runtime::clock::boot_time;
 use shared::testing::{TestDatabase, eventually};
 
-use crate::drain::spread;
 use crate::process::PATIENCE;
 use crate::receiver::Answer;
 use crate::world::{AtRisk, World};
@@ -24,7 +23,6 @@ async fn a_worker_that_joins_gets_its_share_and_nothing_is_lost_or_repeated() {
             .answers(&slow.path, &[Answer::late(Duration::from_millis(700))]);
     }
     let mut workers = world.workers(2).await;
-    spread(&world, &[128, 128]).await;
     let poster = world.post(150, &endpoints);
     let before = world.receiver.count();
     eventually(PATIENCE, || async {
@@ -34,9 +32,8 @@ async fn a_worker_that_joins_gets_its_share_and_nothing_is_lost_or_repeated() {
 
     workers.push(world.worker().await);
     let joined = boot_time();
-    spread(&world, &[84, 86, 86]).await;
+    world.spread_over(3, SPREAD).await;
     let took = boot_time().since(joined);
-    assert!(took < SPREAD, "the slots were spread after {took:?}");
     // The new one works: what is posted now for its slots arrives.
     let slots = world.slots_of(workers[2].incarnation).await;
     for endpoint in endpoints

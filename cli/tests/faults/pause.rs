@@ -39,14 +39,16 @@ async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again(
             .ask("PATCH", &path, &json!({ "max_in_flight": 1 }))
             .await;
     }
-    let gone = &theirs[1];
+    let gone = theirs[1].clone();
     world.receiver.answers(
         &gone.path,
         &[Answer::late(SLOW).status(410), Answer::now(200)],
     );
-    let poster = world.post(100, &endpoints);
+    let mut others = endpoints.clone();
+    others.retain(|endpoint| endpoint.key != gone.key);
+    let poster = world.post(100, &others);
 
-    on_the_wire(&world, gone, &slow).await;
+    on_the_wire(&world, &gone, &slow).await;
     workers[0].process.signal(Signal::STOP);
     let not_recorded = world.buried(workers[0].incarnation).await;
     world.all_slots_owned(TAKE_OVER).await;
@@ -66,7 +68,7 @@ async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again(
         .then_some(())
     })
     .await;
-    works_again(&world, reborn, &endpoints).await;
+    works_again(&world, reborn, &others).await;
 
     let accepted = poster.stop().await.all_accepted();
     world.finished(&accepted).await;
@@ -95,12 +97,14 @@ async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again(
     );
 }
 
-/// Waits until the 410 and five of the slow requests are under way at the same time.
+/// Waits until a request that will be answered 410 and five slow ones are under way together.
 async fn on_the_wire(world: &World, gone: &Endpoint, slow: &[Endpoint]) {
     let slow: HashSet<&str> = slow.iter().map(|endpoint| endpoint.path.as_str()).collect();
-    eventually(PATIENCE, || async {
-        let open = world.receiver.open(|it| slow.contains(it.path.as_str()));
-        (open >= 5 && world.receiver.open(|it| it.path == gone.path) > 0).then_some(())
+    let five = || world.receiver.open(|it| slow.contains(it.path.as_str())) >= 5;
+    eventually(PATIENCE, || async { five().then_some(()) }).await;
+    world.publish(gone).await;
+    eventually(SLOW, || async {
+        (five() && world.receiver.open(|it| it.path == gone.path) > 0).then_some(())
     })
     .await;
 }

@@ -86,13 +86,13 @@ impl World {
         }
     }
 
-    /// Starts so many workers; returns when every slot has an owner.
+    /// Starts so many workers; returns when the slots are spread over them.
     pub(crate) async fn workers(&self, count: usize) -> Vec<Worker> {
         let mut workers = Vec::new();
         for _ in 0..count {
             workers.push(self.worker().await);
         }
-        self.all_slots_owned(PATIENCE).await;
+        self.spread_over(count, PATIENCE).await;
         workers
     }
 
@@ -190,6 +190,22 @@ impl World {
         eventually(within, || async {
             let count: i64 = sql.query_one(owned, &[]).await.unwrap().get(0);
             (count == 256).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until every slot is owned, by so many living workers, none of which has more than its
+    /// share.
+    pub(crate) async fn spread_over(&self, workers: usize, within: Duration) {
+        let sql = self.sql().await;
+        let shares = "SELECT count(*) FROM slots s JOIN workers w ON w.id = s.owner
+                      WHERE w.expires_at > clock_timestamp() GROUP BY w.id";
+        let most = i64::try_from(256_usize.div_ceil(workers)).unwrap();
+        eventually(within, || async {
+            let rows = sql.query(shares, &[]).await.unwrap();
+            let shares: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+            let even = shares.len() == workers && shares.iter().all(|share| *share <= most);
+            (even && shares.iter().sum::<i64>() == 256).then_some(())
         })
         .await;
     }
