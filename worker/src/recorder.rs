@@ -10,6 +10,7 @@
 //! - One bad row never fails its batch: halves are submitted until the culprit stands alone, which is
 //!   then stored without its texts.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,6 +24,7 @@ use shared::store::pool::within;
 use shared::store::queue::{AttemptRow, Next, RecordRow, Statements};
 use shared::store::{Database, Role, Session, StoreError, commands, queue, slots};
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use crate::job::Record;
 use crate::metrics;
@@ -91,13 +93,17 @@ impl Recorder {
     /// Submits records of one incarnation until they are acknowledged, then tells the engine.
     async fn submit(&self, connection: &mut Option<(Session, Statements)>, records: Vec<Record>) {
         let mut waiting = vec![(0, records.len())];
+        let mut applied = HashSet::new();
         let mut pause = FIRST_PAUSE;
         while let Some((from, to)) = waiting.pop() {
             let Some(part) = records.get(from..to).filter(|part| !part.is_empty()) else {
                 continue;
             };
             match self.write(connection, part, Texts::Kept).await {
-                Ok(()) => pause = FIRST_PAUSE,
+                Ok(ids) => {
+                    applied.extend(ids);
+                    pause = FIRST_PAUSE;
+                }
                 Err(error) if error.is_transient() => {
                     tracing::warn!(%error, records = part.len(), "outcomes could not be recorded; trying again");
                     *connection = None;
@@ -105,28 +111,32 @@ impl Recorder {
                     tokio::time::sleep(pause.mul_f64(0.5 + jitter::fraction())).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
-                Err(error) if part.len() == 1 => self.write_alone(connection, part, &error).await,
+                Err(error) if part.len() == 1 => {
+                    applied.extend(self.write_alone(connection, part, &error).await);
+                }
                 Err(_) => {
                     let middle = from + (to - from) / 2;
                     waiting.extend([(middle, to), (from, middle)]);
                 }
             }
         }
-        self.follow_up(connection.as_ref(), &records).await;
+        let records_applied = records.iter().filter(|it| applied.contains(&it.delivery));
+        self.follow_up(connection.as_ref(), records_applied).await;
         let recorded = records.iter().map(acknowledged).collect();
         if self.engine.send(Input::Recorded(recorded)).await.is_err() {
             tracing::debug!("the engine has ended");
         }
     }
 
+    /// Writes records of one incarnation; the deliveries of those that were applied.
     async fn write(
         &self,
         connection: &mut Option<(Session, Statements)>,
         records: &[Record],
         texts: Texts,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Vec<Uuid>, StoreError> {
         let Some(first) = records.first() else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         if connection.is_none() {
             let session = self.database.connect(Role::Worker).await?;
@@ -134,7 +144,7 @@ impl Recorder {
             *connection = Some((session, statements));
         }
         let Some((session, statements)) = connection else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         let rows: Vec<RecordRow<'_>> = records.iter().map(|record| row(record, texts)).collect();
         let writing = queue::record(session, statements, first.owner.incarnation, &rows);
@@ -143,7 +153,8 @@ impl Recorder {
         if stale > 0 {
             tracing::info!(stale, "outcomes came too late or twice and changed nothing");
         }
-        Ok(())
+        let applied = answers.into_iter().filter(|(_, applied)| *applied);
+        Ok(applied.map(|(delivery, _)| delivery).collect())
     }
 
     /// A row that the database refuses by itself: stored without its texts, so that it cannot hold
@@ -153,30 +164,43 @@ impl Recorder {
         connection: &mut Option<(Session, Statements)>,
         record: &[Record],
         why: &StoreError,
-    ) {
+    ) -> Vec<Uuid> {
         let delivery = record
             .first()
             .map(|record| shared::ids::DeliveryId(record.delivery));
         tracing::error!(delivery.id = ?delivery, error = %why, "an outcome is refused by the database; storing it without its texts");
-        for texts in [Texts::Dropped, Texts::AttemptDropped] {
+        let mut texts = Texts::Dropped;
+        loop {
             match self.write(connection, record, texts).await {
-                Ok(()) => return,
+                Ok(applied) => return applied,
+                Err(error) if error.is_transient() => {
+                    tracing::warn!(delivery.id = ?delivery, %error, "an outcome could not be recorded; trying again");
+                    *connection = None;
+                    tokio::time::sleep(LONGEST_PAUSE.mul_f64(0.5 + jitter::fraction())).await;
+                }
                 Err(error) => {
                     tracing::error!(delivery.id = ?delivery, %error, "an outcome is refused again");
-                    *connection = None;
+                    if texts == Texts::AttemptDropped {
+                        return Vec::new();
+                    }
+                    texts = Texts::AttemptDropped;
                 }
             }
         }
     }
 
-    /// What follows from a record besides itself. Best effort: the next 410 disables the endpoint as
-    /// well, and a suspicion ages out.
-    async fn follow_up(&self, connection: Option<&(Session, Statements)>, records: &[Record]) {
+    /// What follows from applied records besides themselves; from one that came too late follows
+    /// nothing (D3). Best effort: the next 410 disables the endpoint as well, and a suspicion ages out.
+    async fn follow_up<'r>(
+        &self,
+        connection: Option<&(Session, Statements)>,
+        applied: impl Iterator<Item = &'r Record> + Clone,
+    ) {
         let Some((session, _)) = connection else {
             return;
         };
-        let cleared: Vec<_> = records
-            .iter()
+        let cleared: Vec<_> = applied
+            .clone()
             .filter(|record| record.suspect)
             .map(|record| record.delivery)
             .collect();
@@ -186,24 +210,39 @@ impl Recorder {
         {
             tracing::warn!(%error, "suspects could not be cleared");
         }
-        for record in records {
-            let Decision::DisableEndpoint(_) = record.decision else {
-                continue;
-            };
-            let disabling = commands::disable(
-                session,
-                record.endpoint,
-                record.tenant,
-                "the receiver answered 410 Gone",
-            );
-            match within(STATEMENT_BUDGET, disabling).await {
-                Ok(()) => tracing::warn!(
+        for record in applied {
+            if matches!(record.decision, Decision::DisableEndpoint(_)) {
+                self.disable(session, record).await;
+            }
+        }
+    }
+
+    /// The receiver of this endpoint, as it was when the request was made, is gone. The engine hears of
+    /// it before the permit comes back, so that nothing follows the first 410.
+    async fn disable(&self, session: &Session, record: &Record) {
+        let Some(version) = record.attempt.as_ref().map(|it| it.endpoint_version) else {
+            return;
+        };
+        let endpoint = (record.endpoint, version);
+        let reason = "the receiver answered 410 Gone";
+        let disabling = commands::disable(session, endpoint, record.tenant, reason);
+        match within(STATEMENT_BUDGET, disabling).await {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::warn!(
                     endpoint.key = record.endpoint.0,
                     "an endpoint was disabled: 410 Gone"
-                ),
-                Err(error) => {
-                    tracing::warn!(%error, "an endpoint that answered 410 could not be disabled")
+                );
+                let reload = Input::Reload {
+                    slot: record.owner.slot,
+                    endpoint: record.endpoint,
+                };
+                if self.engine.send(reload).await.is_err() {
+                    tracing::debug!("the engine has ended");
                 }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "an endpoint that answered 410 could not be disabled");
             }
         }
     }

@@ -6,6 +6,7 @@
 
 use time::OffsetDateTime;
 use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::StoreError;
@@ -33,7 +34,7 @@ UPDATE retry r SET due_at = $4 WHERE r.tenant_id = $2 AND r.id = $3 AND r.due_at
 const DISABLE: &str = "
 WITH e AS (
   UPDATE endpoints SET state = 2, state_reason = $3, version = version + 1, updated_at = now()
-  WHERE id = $1 AND tenant_id = $2 AND state = 1 RETURNING id, tenant_id, slot),
+  WHERE id = $1 AND tenant_id = $2 AND state = 1 AND version = $4 RETURNING id, tenant_id, slot),
 t AS (
   UPDATE tenants SET config_version = config_version + 1 WHERE id IN (SELECT tenant_id FROM e))
 INSERT INTO commands (slot, tenant_id, endpoint_id, verb) SELECT slot, tenant_id, id, 1 FROM e";
@@ -125,18 +126,17 @@ pub async fn make_due(
     Ok(())
 }
 
-/// Disables an endpoint whose receiver answered 410, unless it is disabled or deleted already.
+/// Disables an endpoint whose receiver answered 410 to a request made under this version of it; whether
+/// it did. A later version may have another URL, or have been enabled by hand after a 410.
 ///
 /// # Errors
 /// As any statement.
 pub async fn disable(
     client: &Client,
-    endpoint: EndpointKey,
+    (endpoint, version): (EndpointKey, i32),
     tenant: TenantKey,
     reason: &str,
-) -> Result<(), StoreError> {
-    client
-        .execute(DISABLE, &[&endpoint.0, &tenant.0, &reason])
-        .await?;
-    Ok(())
+) -> Result<bool, StoreError> {
+    let params: [&(dyn ToSql + Sync); 4] = [&endpoint.0, &tenant.0, &reason, &version];
+    Ok(client.execute(DISABLE, &params).await? > 0)
 }
