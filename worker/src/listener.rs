@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::ids::{EndpointKey, Slot};
+use shared::runtime::clock::boot_time;
 use shared::runtime::jitter;
 use shared::store::pool::within;
 use shared::store::{Database, Role, StoreError};
@@ -18,7 +19,9 @@ use crate::scheduler::Input;
 /// Hints that may wait; more are dropped, and the scan finds their work.
 const CAPACITY: usize = 4_096;
 const BUDGET: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(200);
+/// While the database is away: doubled from the first to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A connection that is silent this long is asked whether it lives.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
@@ -38,14 +41,20 @@ pub struct Listener {
 impl Listener {
     /// Listens until shutdown.
     pub async fn run(self, shutdown: CancellationToken) {
+        let mut pause = FIRST_PAUSE;
         loop {
+            let began = boot_time();
             tokio::select! {
                 ended = self.listen() => if let Err(error) = ended {
                     tracing::warn!(%error, "hints are not heard; connecting again, scans find the work meanwhile");
                 },
                 () = shutdown.cancelled() => return,
             }
-            tokio::time::sleep(PAUSE.mul_f64(0.5 + jitter::fraction())).await;
+            if boot_time().since(began) > LONGEST_PAUSE {
+                pause = FIRST_PAUSE;
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + jitter::fraction())).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 

@@ -28,7 +28,9 @@ use crate::scheduler::{Found, Input, LoadRequest, LoadedEndpoint};
 use crate::sender;
 
 const STATEMENT_BUDGET: Duration = Duration::from_secs(8);
-const PAUSE: Duration = Duration::from_millis(200);
+/// While the database is away: doubled from the first to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A question of the scheduler.
 #[derive(Debug)]
@@ -72,13 +74,18 @@ impl Loader {
     /// Answers until the engine is gone.
     pub async fn run(mut self) {
         let mut connection = None;
+        let mut pause = FIRST_PAUSE;
         while let Some(question) = self.questions.recv().await {
             let answer = match self.answer(&mut connection, &question).await {
-                Ok(answer) => answer,
+                Ok(answer) => {
+                    pause = FIRST_PAUSE;
+                    answer
+                }
                 Err(error) => {
                     tracing::warn!(%error, "the database did not answer a question of the scheduler");
                     connection = None;
-                    tokio::time::sleep(PAUSE.mul_f64(0.5 + jitter::fraction())).await;
+                    tokio::time::sleep(pause.mul_f64(0.5 + jitter::fraction())).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                     failure(question)
                 }
             };
