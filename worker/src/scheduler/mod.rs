@@ -661,12 +661,12 @@ impl Scheduler {
         let effect = match end_without_sending(config, &row, deaths.unwrap_or(0), now) {
             Some((outcome, class, note)) => {
                 let decision = Decision::DeadLetter(class);
-                Effect::Settle(Box::new(settlement(
-                    owner,
-                    key,
-                    &row,
-                    (outcome, decision, note),
-                )))
+                let what = (outcome, decision, note);
+                let suspect = deaths.is_some();
+                Effect::Settle(Box::new(Record {
+                    suspect,
+                    ..settlement(owner, key, &row, what)
+                }))
             }
             None => Effect::Send(Box::new(Job {
                 owner,
