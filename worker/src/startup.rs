@@ -97,6 +97,9 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
 fn sender_settings(config: &Config) -> SenderSettings {
     SenderSettings {
         rules: config.rules.clone(),
+        // One host can serve thousands of endpoints (a gateway, an automation service): a connection
+        // that was needed at once is needed again, and opening one costs more than a request.
+        max_idle_per_host: config.max_in_flight,
         ..SenderSettings::default()
     }
 }

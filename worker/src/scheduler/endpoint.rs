@@ -7,7 +7,7 @@
 //!   load under way per endpoint, so this is exact. Without it a healthy worker sends twice.
 //! - Every way in (hint, scan, retry timer) ends in [`Endpoint::insert_if_absent`].
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointKey, Slot, TenantKey};
@@ -15,14 +15,15 @@ use shared::runtime::clock::BootTime;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::LoadedEndpoint;
+use super::{LoadedEndpoint, Now, Set};
 use crate::endpoint_config::SharedConfig;
 use crate::job::LiveRow;
 
 /// Loads look back this far before the cursor, because commit order is not id order: two API
-/// processes, or two batches, stamp ids in one order and commit in another. What is later than that
-/// is found by the scan.
-const CURSOR_TRAIL_MS: u128 = 50;
+/// processes, or two batches, stamp ids in one order and commit in another, as far apart as a commit
+/// takes. Too short, and rows wait for the scan (seconds, measured at 50 ms under full load); too long,
+/// and each load walks over more of what was just recorded. What is later still is found by the scan.
+const CURSOR_TRAIL_MS: u128 = 1_000;
 
 #[derive(Debug)]
 pub(super) struct Endpoint {
@@ -34,8 +35,8 @@ pub(super) struct Endpoint {
     pub(super) config_stale: bool,
     /// Loaded and waiting for a turn, oldest first.
     pub(super) queue: VecDeque<(LiveRow, BootTime)>,
-    pub(super) known: HashSet<Uuid>,
-    tombstones: HashSet<Uuid>,
+    pub(super) known: Set<Uuid>,
+    tombstones: Set<Uuid>,
     /// Sent and not yet recorded.
     pub(super) in_flight: usize,
     /// `ready` rows up to here have been loaded; nil: start from the beginning.
@@ -44,7 +45,10 @@ pub(super) struct Endpoint {
     /// The earliest retry that is known of.
     pub(super) next_due: Option<OffsetDateTime>,
     pub(super) load_out: bool,
+    /// The load under way reads the configuration as well.
+    pub(super) config_asked: bool,
     hinted_during_load: bool,
+    rewound_during_load: bool,
     stale_during_load: bool,
     due_during_load: Option<OffsetDateTime>,
     /// Waits for a turn to load, or to send.
@@ -66,14 +70,16 @@ impl Endpoint {
             config: None,
             config_stale: true,
             queue: VecDeque::new(),
-            known: HashSet::new(),
-            tombstones: HashSet::new(),
+            known: Set::default(),
+            tombstones: Set::default(),
             in_flight: 0,
             cursor: Uuid::nil(),
             more_ready: false,
             next_due: None,
             load_out: false,
+            config_asked: false,
             hinted_during_load: false,
+            rewound_during_load: false,
             stale_during_load: false,
             due_during_load: None,
             in_load_turns: false,
@@ -94,6 +100,7 @@ impl Endpoint {
     pub(super) fn scanned(&mut self, ready: bool, next_due: Option<OffsetDateTime>) {
         if ready {
             self.cursor = Uuid::nil();
+            self.rewound_during_load |= self.load_out;
             self.hinted();
         }
         self.due(next_due);
@@ -155,19 +162,24 @@ impl Endpoint {
     }
 
     /// Takes in the result of a load. Returns the rows that were not known.
-    pub(super) fn loaded(&mut self, result: LoadedEndpoint, boot: BootTime) -> Vec<LiveRow> {
+    ///
+    /// Rows are kept only with a configuration that is up to date: otherwise they would sit in memory
+    /// that the load of the configuration may need. That load brings them again.
+    pub(super) fn loaded(&mut self, result: LoadedEndpoint, now: Now) -> Vec<LiveRow> {
         self.load_out = false;
         if let Some(config) = result.config {
             self.config = Some(config);
             self.config_stale = self.stale_during_load;
         }
-        self.more_ready = result.more_ready || self.hinted_during_load;
+        let kept = !self.config_stale;
+        self.more_ready = result.more_ready || self.hinted_during_load || !kept;
         if result.retries_read {
             self.next_due = earliest(result.next_due, self.due_during_load);
+            self.due((!kept).then_some(now.database));
         }
         let mut fresh = Vec::with_capacity(result.rows.len());
-        for row in result.rows {
-            if row.attempts_made == 0 {
+        for row in result.rows.into_iter().filter(|_| kept) {
+            if row.attempts_made == 0 && !self.rewound_during_load {
                 self.cursor = self.cursor.max(row.id);
             }
             if self.insert_if_absent(row.id) {
@@ -175,7 +187,7 @@ impl Endpoint {
             }
         }
         self.load_ended();
-        self.last_active = boot;
+        self.last_active = now.boot;
         fresh
     }
 
@@ -188,7 +200,9 @@ impl Endpoint {
     }
 
     fn load_ended(&mut self) {
+        self.config_asked = false;
         self.hinted_during_load = false;
+        self.rewound_during_load = false;
         self.stale_during_load = false;
         self.due_during_load = None;
         // No load that started before these records is under way any more.
@@ -208,22 +222,30 @@ impl Endpoint {
     }
 
     /// A row that is not ours to send any more; a load under way may still show it.
-    pub(super) fn forget(&mut self, id: Uuid) {
+    fn forget(&mut self, id: Uuid) {
         self.known.remove(&id);
         if self.load_out {
             self.tombstones.insert(id);
         }
     }
 
-    /// Drops what is loaded and not sent; the rows stay in the database.
-    pub(super) fn unload(&mut self) -> usize {
-        let dropped = self.queue.len();
-        for (row, _) in std::mem::take(&mut self.queue) {
-            self.known.remove(&row.id);
+    /// Drops what is loaded and not sent; the rows stay in the database, and any load finds them again.
+    pub(super) fn unload(&mut self, now: Now) -> VecDeque<(LiveRow, BootTime)> {
+        let dropped = std::mem::take(&mut self.queue);
+        for (row, _) in &dropped {
+            self.dropped(row, now);
         }
-        self.cursor = Uuid::nil();
-        self.more_ready |= dropped > 0;
         dropped
+    }
+
+    /// A loaded row is not kept.
+    pub(super) fn dropped(&mut self, row: &LiveRow, now: Now) {
+        self.known.remove(&row.id);
+        if row.attempts_made == 0 {
+            self.scanned(true, None);
+        } else {
+            self.due(Some(now.database));
+        }
     }
 
     /// All live rows were closed.
