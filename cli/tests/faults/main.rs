@@ -12,6 +12,7 @@
 
 mod answers;
 mod changes;
+mod connections;
 mod crash;
 mod drain;
 mod endpoint;
