@@ -182,7 +182,25 @@ struct Summary<'a> {
     database_url: Option<&'a str>,
 }
 
+/// Whether what is to be pasted can be run here: a fresh Debian has no curl.
+fn has_curl() -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join("curl").is_file())
+}
+
 impl Summary<'_> {
+    /// What to paste where there is no curl.
+    fn send_line(&self) -> String {
+        let program = std::env::current_exe().map_or_else(
+            |_unknown| "postrider".to_owned(),
+            |path| path.display().to_string(),
+        );
+        format!(
+            "{program} send --url {} --key {} --type order.created '{{\"id\":2}}'",
+            self.url, self.key
+        )
+    }
+
     fn print(&self, lag: Duration, took: Duration, output: Output) {
         let curl = format!(
             "curl -sS {}/v1/events -H 'Authorization: Bearer {}' \
@@ -215,6 +233,9 @@ impl Summary<'_> {
             row("receiver", &format!("http://{}/", self.receiver));
             if let Some(url) = self.database_url {
                 row("database", &format!("psql '{url}'"));
+            }
+            if !has_curl() {
+                row("no curl?", &self.send_line());
             }
             lines.push(
                 "\nCtrl-C stops all of it. Paste this into a second terminal, and watch your own \

@@ -1,5 +1,7 @@
 //! The database of `dev`: a private PostgreSQL, or the one that `DATABASE_URL` names.
 
+use std::path::Path;
+
 use shared::embedded_postgres::{EmbeddedError, EmbeddedPostgres, Options, SUPERUSER};
 use shared::runtime::clock::boot_time;
 use shared::runtime::program::Failure;
@@ -38,7 +40,7 @@ impl DevDatabase {
         note(&format!(
             "PostgreSQL   up after {:.1} s, in {}",
             boot_time().since(began).as_secs_f64(),
-            embedded.data_dir().display()
+            shown(embedded.data_dir())
         ));
         Ok(Self {
             url: embedded.url(SUPERUSER),
@@ -82,6 +84,15 @@ impl DevDatabase {
             Some(embedded) => embedded.stop().await.map_err(failure),
             None => Ok(()),
         }
+    }
+}
+
+/// A path from here, if it is below.
+fn shown(path: &Path) -> String {
+    let here = std::env::current_dir().ok();
+    match here.and_then(|here| path.strip_prefix(here).ok()) {
+        Some(below) => format!("./{}", below.display()),
+        None => path.display().to_string(),
     }
 }
 

@@ -60,7 +60,7 @@ fn paste(line: &str) -> serde_json::Value {
         .iter()
         .find(|word| word.starts_with("http://"))
         .unwrap();
-    let (addr, path) = url["http://".len()..].split_once('/').unwrap();
+    let (addr, path) = url.trim_start_matches("http://").split_once('/').unwrap();
     let after = |flag: &str| {
         let pairs = words.windows(2).filter(move |pair| pair[0] == flag);
         pairs.map(|pair| pair[1].clone()).collect::<Vec<_>>()
