@@ -80,8 +80,13 @@ where
 /// # Errors
 /// Every problem of the configuration.
 pub fn load(flags: BTreeMap<&'static str, String>) -> Result<Settings, Failure> {
-    let environment = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    // A value that is no text is not skipped: what it becomes here is refused for what it is.
+    let environment = std::env::vars_os().filter_map(|(name, value)| {
+        Some((
+            name.into_string().ok()?,
+            value.to_string_lossy().into_owned(),
+        ))
+    });
     let settings = Settings::load(flags, environment)?;
     budgets::check(&settings)?;
     Ok(settings)
