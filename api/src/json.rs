@@ -3,6 +3,8 @@
 //! The fast path of ingest has its own reader (`routes::events::body`); this is for everything that
 //! is posted rarely, and for explaining what was wrong.
 
+use std::time::Duration;
+
 use actix_web::web::{Bytes, Payload};
 use actix_web::{HttpRequest, http::header};
 use serde_json::{Map, Value};
@@ -17,6 +19,9 @@ pub(crate) const MOST_BYTES: usize = 256 << 10;
 /// gets to read the answer instead of a reset.
 const MOST_DISCARDED: usize = 16 << 20;
 
+/// How long a body may take to arrive.
+const DEADLINE: Duration = Duration::from_secs(30);
+
 /// Reads a body of at most `limit` bytes.
 pub(crate) async fn read(
     request: &HttpRequest,
@@ -24,6 +29,16 @@ pub(crate) async fn read(
     limit: usize,
 ) -> Result<Bytes, ApiError> {
     expect_json(request)?;
+    match tokio::time::timeout(DEADLINE, collect(payload, limit)).await {
+        Ok(body) => body,
+        Err(_elapsed) => Err(ApiError::new(
+            Kind::RequestTimeout,
+            format!("the body did not arrive within {} s", DEADLINE.as_secs()),
+        )),
+    }
+}
+
+async fn collect(payload: Payload, limit: usize) -> Result<Bytes, ApiError> {
     let mut payload = payload.into_inner();
     let mut first: Option<Bytes> = None;
     let mut rest = Vec::new();
@@ -62,6 +77,14 @@ pub(crate) async fn read(
 
 /// A body that says it is something else is refused; one that says nothing is taken for JSON.
 fn expect_json(request: &HttpRequest) -> Result<(), ApiError> {
+    if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
+        && encoding != "identity"
+    {
+        return Err(ApiError::new(
+            Kind::UnsupportedMediaType,
+            "send the body as it is, without Content-Encoding",
+        ));
+    }
     let Some(declared) = request.headers().get(header::CONTENT_TYPE) else {
         return Ok(());
     };
@@ -136,13 +159,13 @@ impl Fields {
     }
 
     pub(crate) fn text(&mut self, name: &str) -> Option<String> {
-        match self.take(name)? {
-            Value::String(text) => Some(text),
-            other => {
-                self.wrong(name, format!("must be a string, not {}", kind_of(&other)));
-                None
-            }
-        }
+        let value = self.take(name)?;
+        let found = kind_of(&value);
+        let Value::String(text) = value else {
+            self.wrong(name, format!("must be a string, not {found}"));
+            return None;
+        };
+        Some(text)
     }
 
     /// A text within a number of characters, without control characters.
@@ -176,16 +199,12 @@ impl Fields {
     }
 
     pub(crate) fn bool(&mut self, name: &str) -> Option<bool> {
-        match self.take(name)? {
-            Value::Bool(value) => Some(value),
-            other => {
-                self.wrong(
-                    name,
-                    format!("must be true or false, not {}", kind_of(&other)),
-                );
-                None
-            }
+        let value = self.take(name)?;
+        if !value.is_boolean() {
+            let found = kind_of(&value);
+            self.wrong(name, format!("must be true or false, not {found}"));
         }
+        value.as_bool()
     }
 
     /// A whole number within limits, both included.
@@ -228,25 +247,27 @@ impl Fields {
         }
         let mut texts = Vec::with_capacity(values.len());
         for (position, value) in values.into_iter().enumerate() {
-            match value {
-                Value::String(text) => texts.push(text),
-                other => self.errors.push(FieldError {
+            let found = kind_of(&value);
+            if let Value::String(text) = value {
+                texts.push(text);
+            } else {
+                self.errors.push(FieldError {
                     pointer: format!("{}/{name}/{position}", self.base),
-                    detail: format!("must be a string, not {}", kind_of(&other)),
-                }),
+                    detail: format!("must be a string, not {found}"),
+                });
             }
         }
         Some(texts)
     }
 
     pub(crate) fn object(&mut self, name: &str) -> Option<Map<String, Value>> {
-        match self.take(name)? {
-            Value::Object(map) => Some(map),
-            other => {
-                self.wrong(name, format!("must be an object, not {}", kind_of(&other)));
-                None
-            }
-        }
+        let value = self.take(name)?;
+        let found = kind_of(&value);
+        let Value::Object(map) = value else {
+            self.wrong(name, format!("must be an object, not {found}"));
+            return None;
+        };
+        Some(map)
     }
 
     /// A nested object, whose errors and unknown fields become this one's.

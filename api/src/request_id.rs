@@ -2,6 +2,7 @@
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::middleware::Next;
 use uuid::Uuid;
@@ -22,6 +23,10 @@ pub(crate) async fn tag(
         .cloned()
         .unwrap_or_else(fresh);
     let mut response = next.call(request).await?;
+    if response.status() == StatusCode::INTERNAL_SERVER_ERROR {
+        let path = response.request().match_pattern().unwrap_or_default();
+        tracing::error!(request.id = ?id, path, "a request was answered with 500; the cause is above");
+    }
     response.headers_mut().insert(NAME, id);
     Ok(response)
 }

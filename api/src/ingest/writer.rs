@@ -193,26 +193,22 @@ impl Writer {
                 }
                 Err(error) => error,
             };
-            match error {
-                StoreError::BadData(_) | StoreError::Conflict(_) => {
-                    let second = part.split_off(part.len() / 2);
-                    if part.is_empty() {
-                        tracing::error!(%error, "the database refuses an event");
-                        second
-                            .into_iter()
-                            .for_each(|staged| staged.refuse(Refusal::NotStorable));
-                    } else {
-                        parts.extend([second, part]);
-                    }
+            if !matches!(error, StoreError::BadData(_) | StoreError::Conflict(_)) {
+                for staged in &mut part {
+                    staged.in_doubt = true;
                 }
-                error => {
-                    for staged in &mut part {
-                        staged.in_doubt = true;
-                    }
-                    parts.push(part);
-                    self.restage(parts);
-                    return Err(error);
+                parts.push(part);
+                self.restage(parts);
+                return Err(error);
+            }
+            let second = part.split_off(part.len() / 2);
+            if part.is_empty() {
+                tracing::error!(%error, "the database refuses an event");
+                for staged in second {
+                    staged.refuse(Refusal::NotStorable);
                 }
+            } else {
+                parts.extend([second, part]);
             }
         }
         Ok(())

@@ -107,7 +107,6 @@ pub(super) async fn create_own_tenant(
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
     let organization = app.auth.organization(&request, Scope::TenantsWrite).await?;
-    refuse_idempotency_key(&request)?;
     let mut fields = body(&request, payload).await?;
     let (name, external_id) = names(&mut fields);
     fields.finish()?;
@@ -181,6 +180,7 @@ pub(super) async fn revoke_key(app: App, request: HttpRequest) -> Result<HttpRes
 }
 
 async fn body(request: &HttpRequest, payload: Payload) -> Result<Fields, ApiError> {
+    refuse_idempotency_key(request)?;
     Fields::parse(&json::read(request, payload, json::MOST_BYTES).await?)
 }
 
@@ -233,13 +233,11 @@ fn check_scopes(fields: &mut Fields, owner: OwnerKey, scopes: &[String]) {
 }
 
 fn taken(error: StoreError) -> ApiError {
-    match error {
-        StoreError::Conflict(_) => ApiError::new(
-            Kind::Conflict,
-            "the organization has a tenant with this external_id",
-        ),
-        other => other.into(),
+    if matches!(error, StoreError::Conflict(_)) {
+        let detail = "the organization has a tenant with this external_id";
+        return ApiError::new(Kind::Conflict, detail);
     }
+    error.into()
 }
 
 fn organization(organization: Organization) -> Value {

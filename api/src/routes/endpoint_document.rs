@@ -340,13 +340,23 @@ fn header_value(name: &str, value: &Value, current: &Headers) -> Result<String, 
 fn metadata(fields: &mut Fields) -> Value {
     let map = fields.object("metadata").unwrap_or_default();
     let value = Value::Object(map);
-    let text = value.to_string();
-    if text.len() > MOST_METADATA_BYTES {
+    if value.to_string().len() > MOST_METADATA_BYTES {
         let detail = format!("must have at most {MOST_METADATA_BYTES} bytes");
         fields.wrong("metadata", detail);
-    }
-    if text.contains("\\u0000") {
+    } else if has_nul(&value) {
         fields.wrong("metadata", "must not contain U+0000");
     }
     value
+}
+
+/// Whether a text in it holds the one character that PostgreSQL's `jsonb` refuses.
+fn has_nul(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(values) => values.iter().any(has_nul),
+        Value::Object(map) => map
+            .iter()
+            .any(|(name, value)| name.contains('\0') || has_nul(value)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
 }

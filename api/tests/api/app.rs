@@ -84,7 +84,8 @@ impl Server {
     }
 
     pub(crate) async fn start_with(config: Config) -> Self {
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        // An error: another test did it.
+        drop(rustls::crypto::ring::default_provider().install_default());
         let shutdown = CancellationToken::new();
         let running = api::start(config, shutdown.clone()).await.unwrap();
         Self {
@@ -97,6 +98,10 @@ impl Server {
     }
 
     /// A request with any body and headers.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "this is where all of a request comes together"
+    )]
     pub(crate) async fn send(
         &self,
         method: Method,
@@ -186,11 +191,15 @@ impl Drop for Server {
     }
 }
 
-async fn read(response: reqwest::Response) -> Reply {
+async fn read(mut response: reqwest::Response) -> Reply {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = response.chunk().await.unwrap() {
+        bytes.extend_from_slice(&chunk);
+    }
     Reply {
         status: response.status(),
         headers: response.headers().clone(),
-        bytes: response.bytes().await.unwrap().to_vec(),
+        bytes,
     }
 }
 

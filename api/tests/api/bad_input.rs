@@ -367,6 +367,19 @@ async fn paths_methods_ids_and_parameters_that_do_not_exist_are_told_apart() {
 }
 
 #[tokio::test]
+async fn a_compressed_body_is_refused_by_name() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+
+    let headers = [("content-encoding", "gzip")];
+    let reply = server
+        .send(Method::POST, "/v1/events", Some(&tenant.key), "x", &headers)
+        .await;
+
+    reply.problem(415, "unsupported-media-type");
+}
+
+#[tokio::test]
 async fn a_sane_request_id_is_taken_over_and_any_other_replaced() {
     let (_database, server) = world().await;
     for (given, kept) in [

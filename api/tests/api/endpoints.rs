@@ -128,19 +128,28 @@ async fn a_merge_patch_changes_what_it_names_and_null_means_the_default() {
         ),
         (2, 3, 1)
     );
-    server
-        .patch(&path, &tenant.key, &json!({"url": null}))
-        .await
-        .problem(422, "invalid-fields");
-    server
-        .patch(&path, &tenant.key, &json!({"id": "x"}))
-        .await
-        .problem(422, "invalid-fields");
-    server
-        .patch(&path, &tenant.key, &json!([]))
-        .await
-        .problem(422, "invalid-fields");
-    assert_eq!(tenant.get(&path).await.expect(200), changed);
+}
+
+#[tokio::test]
+async fn a_patch_that_is_wrong_changes_nothing() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let created = tenant.endpoint(json!({})).await;
+    let path = format!("/v1/endpoints/{}", text(&created["id"]));
+    let before = tenant.get(&path).await.expect(200);
+    for patch in [
+        json!({"url": null}),
+        json!({"description": "new", "url": "gopher://x"}),
+        json!({"description": "new", "id": "x"}),
+        json!({"description": "new", "timeout_ms": "x"}),
+        json!([]),
+    ] {
+        server
+            .patch(&path, &tenant.key, &patch)
+            .await
+            .problem(422, "invalid-fields");
+    }
+    assert_eq!(tenant.get(&path).await.expect(200), before);
 }
 
 #[tokio::test]

@@ -1,6 +1,9 @@
 //! Health: ready means that it was tried.
 
+use std::time::Duration;
+
 use api::Config;
+use shared::runtime::clock::boot_time;
 use shared::testing::{TestCluster, TestDatabase, eventually};
 use tokio_util::sync::CancellationToken;
 
@@ -115,5 +118,9 @@ async fn requests_under_way_are_answered_before_it_stops() {
     let replies = futures_util::future::join_all(posts).await;
 
     assert!(replies.iter().all(|reply| reply.status == 202));
+    // The client's connections are still open, and idle: they must not hold it up.
+    let began = boot_time();
     server.stop().await.unwrap();
+    let took = boot_time().since(began);
+    assert!(took < Duration::from_secs(3), "{took:?}");
 }

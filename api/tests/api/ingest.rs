@@ -1,12 +1,13 @@
 //! Publishing: D1, D2, P1, exact fan-out, bad rows, a database that goes away.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::Config;
 use reqwest::Method;
 use serde_json::{Value, json};
 use shared::ids::EventId;
+use shared::runtime::clock::boot_time;
 use shared::store::Role;
 use shared::testing::{TestCluster, TestDatabase};
 
@@ -277,8 +278,11 @@ async fn a_full_queue_is_503_with_retry_after_at_once() {
     let event = json!({"type": "a", "payload": 1});
 
     let posts = futures_util::future::join_all((0..8).map(|_| async {
-        let started = Instant::now();
-        (tenant.post("/v1/events", &event).await, started.elapsed())
+        let started = boot_time();
+        (
+            tenant.post("/v1/events", &event).await,
+            boot_time().since(started),
+        )
     }));
     let restart = async {
         let refused = tenant.post("/v1/events", &event).await;
@@ -381,6 +385,57 @@ async fn five_immediate_restarts_of_the_database_are_no_error_for_anyone() {
     assert_eq!(row.get::<_, i64>(1), count, "and nothing else");
     assert_eq!(row.get::<_, i64>(2), count, "with its delivery");
     assert_eq!(row.get::<_, i64>(3), count, "no event twice");
+}
+
+#[tokio::test]
+async fn a_lost_acknowledgement_makes_no_event_twice_and_loses_none() {
+    // D2
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    tenant.endpoint(json!({})).await;
+    let session = database.session().await;
+    let finished = AtomicBool::new(false);
+    let cuts = async {
+        let mut cut = 0;
+        while cut < 15 {
+            // In the middle of a statement, whose outcome the writer then cannot know.
+            cut += session
+                .execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                     WHERE datname = current_database() AND state = 'active'
+                       AND application_name = 'postrider-api' AND query LIKE '%INSERT INTO events%'",
+                    &[],
+                )
+                .await
+                .unwrap();
+        }
+        finished.store(true, Ordering::SeqCst);
+    };
+    let post = async |n: usize| {
+        let mut accepted = Vec::new();
+        while !finished.load(Ordering::SeqCst) {
+            let payload = json!([n, accepted.len()]);
+            accepted.push(uuid(&tenant.publishes("a", &payload).await["id"]));
+        }
+        accepted
+    };
+
+    let posts = futures_util::future::join_all((0..20).map(post));
+    let (accepted, ()) = tokio::join!(posts, cuts);
+
+    let accepted: Vec<_> = accepted.into_iter().flatten().collect();
+    let row = session
+        .query_one(
+            "SELECT (SELECT count(*) FROM events WHERE id = ANY($1)), (SELECT count(*) FROM events),
+                    (SELECT count(*) FROM ready), (SELECT count(DISTINCT payload) FROM events)",
+            &[&accepted],
+        )
+        .await
+        .unwrap();
+    let count = i64::try_from(accepted.len()).unwrap();
+    for column in 0..4 {
+        assert_eq!(row.get::<_, i64>(column), count, "column {column}");
+    }
 }
 
 #[tokio::test]
