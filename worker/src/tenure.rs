@@ -14,7 +14,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shared::ids::{Epoch, Slot};
+use shared::runtime::budgets::RENEW_INTERVAL;
 use shared::runtime::clock::BootTime;
+
+/// How long free slots are left to those who lack some: each of them looks once per renewal, and twice
+/// in this. Looks themselves do not measure it: every hand-over causes one, and who gave slots up would
+/// take them back before anybody else has seen them.
+const LEFT_TO_OTHERS: Duration = RENEW_INTERVAL.saturating_mul(2);
 
 /// See the module.
 #[derive(Debug)]
@@ -23,7 +29,8 @@ pub struct Tenure {
     healthy_since: BootTime,
     renewed_at: BootTime,
     held: BTreeMap<Slot, Epoch>,
-    were_free: bool,
+    /// The renewal at which free slots were first seen that are free ever since.
+    free_since: Option<BootTime>,
 }
 
 /// Where belief and database differ.
@@ -55,7 +62,7 @@ impl Tenure {
             healthy_since: now,
             renewed_at: now,
             held: BTreeMap::new(),
-            were_free: false,
+            free_since: None,
         }
     }
 
@@ -106,15 +113,16 @@ impl Tenure {
 
     /// What to do, when `free` of `all` slots have no living owner and `workers` share them.
     ///
-    /// Each takes up to its even share. Slots that are still free at the next look are taken beyond it:
+    /// Each takes up to its even share. Slots that stay free for [`LEFT_TO_OTHERS`] are taken beyond it:
     /// a worker that is counted and takes nothing (stuck, or about to die) leaves none unowned. Nobody
     /// gives up slots while there are free ones for those who lack some.
     pub fn balance(&mut self, all: usize, workers: usize, free: usize) -> Balance {
         let workers = workers.max(1);
         let share = all.div_ceil(workers);
         let own = self.held.len();
-        let still_free = free > 0 && self.were_free;
-        self.were_free = free > 0;
+        let first_seen = self.free_since.unwrap_or(self.renewed_at);
+        self.free_since = (free > 0).then_some(first_seen);
+        let still_free = free > 0 && self.renewed_at.since(first_seen) >= LEFT_TO_OTHERS;
         if own < share && free > 0 {
             Balance::Acquire(share - own)
         } else if still_free {
@@ -233,19 +241,22 @@ mod tests {
                 "{own} {workers} {free}"
             );
         }
+    }
 
+    #[test]
+    fn free_slots_are_left_to_the_others_for_two_renewals_and_then_taken() {
+        let many: Vec<(i16, i64)> = (0..128).map(|slot| (slot, 1)).collect();
         let mut tenure = holding(&many);
-        assert_eq!(
-            tenure.balance(256, 2, 100),
-            Balance::Keep,
-            "the other's share"
-        );
-        assert_eq!(
-            tenure.balance(256, 2, 100),
-            Balance::Acquire(50),
-            "which nobody took"
-        );
-        assert_eq!(tenure.balance(256, 2, 0), Balance::Keep);
-        assert_eq!(tenure.balance(256, 2, 1), Balance::Keep, "free again");
+        let mut look = |at_second, free| {
+            tenure.renewed(at(at_second));
+            tenure.balance(256, 2, free)
+        };
+
+        assert_eq!(look(102, 100), Balance::Keep, "the other's share");
+        assert_eq!(look(102, 100), Balance::Keep, "however often it is seen");
+        assert_eq!(look(104, 100), Balance::Keep);
+        assert_eq!(look(106, 100), Balance::Acquire(50), "which nobody took");
+        assert_eq!(look(108, 0), Balance::Keep);
+        assert_eq!(look(110, 1), Balance::Keep, "free again");
     }
 }
