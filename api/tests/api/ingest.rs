@@ -12,6 +12,7 @@ use shared::store::Role;
 use shared::testing::{TestCluster, TestDatabase};
 
 use crate::app::{PATIENCE, Server, text, world};
+use crate::proxy::Proxy;
 
 fn uuid(id: &Value) -> uuid::Uuid {
     text(id).parse::<EventId>().unwrap().0
@@ -388,7 +389,7 @@ async fn five_immediate_restarts_of_the_database_are_no_error_for_anyone() {
 }
 
 #[tokio::test]
-async fn a_lost_acknowledgement_makes_no_event_twice_and_loses_none() {
+async fn a_writer_that_is_cut_off_makes_no_event_twice_and_loses_none() {
     // D2
     let (database, server) = world().await;
     let tenant = server.tenant("acme").await;
@@ -435,6 +436,51 @@ async fn a_lost_acknowledgement_makes_no_event_twice_and_loses_none() {
     let count = i64::try_from(accepted.len()).unwrap();
     for column in 0..4 {
         assert_eq!(row.get::<_, i64>(column), count, "column {column}");
+    }
+}
+
+#[tokio::test]
+async fn a_lost_acknowledgement_is_asked_for_and_makes_no_second_event() {
+    // D2
+    let database = TestDatabase::new().await;
+    let proxy = Proxy::start(database.url());
+    let server = Server::start(proxy.database.clone()).await;
+    let tenant = server.tenant("acme").await;
+    let endpoint = text(&tenant.endpoint(json!({})).await["id"]);
+    tenant.endpoint(json!({"enabled": false})).await;
+    tenant.publishes("a", &json!("first")).await;
+    let mut expected = 1;
+    for _ in 0..10 {
+        proxy.swallow(1);
+        // Until the acknowledgement of one was lost on the way: it may be that of another statement.
+        while proxy.left() > 0 {
+            let event = tenant.publishes("a", &json!(expected)).await;
+            expected += 1;
+
+            assert_eq!(event["delivery_count"], 2);
+            let live = event["deliveries"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|delivery| delivery["status"] == "pending")
+                .unwrap();
+            assert_eq!(live["endpoint_id"], endpoint);
+            let path = format!("/v1/deliveries/{}", text(&live["id"]));
+            assert_eq!(tenant.get(&path).await.expect(200)["event_id"], event["id"]);
+        }
+    }
+
+    let row = database
+        .session()
+        .await
+        .query_one(
+            "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM ready), (SELECT count(*) FROM closed)",
+            &[],
+        )
+        .await
+        .unwrap();
+    for column in 0..3 {
+        assert_eq!(row.get::<_, i64>(column), expected, "column {column}");
     }
 }
 

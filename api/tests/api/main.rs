@@ -15,3 +15,4 @@ mod endpoints;
 mod health;
 mod ingest;
 mod lists;
+mod proxy;
