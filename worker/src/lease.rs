@@ -92,7 +92,9 @@ impl Lease {
         let mut session = self.begin(incarnation).await;
         let mut tenure = Tenure::new(self.ttl, boot_time());
         loop {
-            let step = self.step(&session, incarnation, &mut tenure, drain).await;
+            let step = self
+                .step(&mut session, incarnation, &mut tenure, drain)
+                .await;
             match step {
                 Ok(None) => {}
                 Ok(Some(end)) => {
@@ -149,7 +151,7 @@ impl Lease {
     /// Renews, buries the dead, takes or gives up slots.
     async fn step(
         &mut self,
-        session: &Session,
+        session: &mut Session,
         incarnation: Incarnation,
         tenure: &mut Tenure,
         drain: &CancellationToken,
@@ -201,7 +203,7 @@ impl Lease {
 
     async fn rebalance(
         &self,
-        session: &Session,
+        session: &mut Session,
         incarnation: Incarnation,
         tenure: &mut Tenure,
     ) -> Result<(), StoreError> {

@@ -139,10 +139,15 @@ att AS (
   ON CONFLICT DO NOTHING)
 SELECT i.id, i.id IN (SELECT id FROM gone) FROM inp i";
 
-/// Live rows of one endpoint, 1,000 at a time, into `closed`. Locks and fence as in [`RECORD`].
+/// Live rows of one endpoint, 1,000 at a time, into `closed`. Locks and fence as in [`RECORD`], and
+/// SHARE on the slot: one that is handed over meanwhile is not ours any more. Not if the endpoint is
+/// enabled (again): a snapshot that shows what was accepted for it since shows its new state as well.
 const CLOSE: &str = "
 WITH me AS MATERIALIZED (SELECT id FROM workers WHERE id = $1 FOR KEY SHARE),
-ok AS MATERIALIZED (SELECT s.slot FROM slots s JOIN me ON me.id = s.owner WHERE s.slot = $2 AND s.epoch = $3),
+ok AS MATERIALIZED (
+  SELECT s.slot FROM slots s JOIN me ON me.id = s.owner WHERE s.slot = $2 AND s.epoch = $3
+    AND NOT EXISTS (SELECT 1 FROM endpoints e WHERE e.id = $4 AND e.state = 1)
+  FOR SHARE OF s),
 c1 AS MATERIALIZED (
   SELECT r.c FROM ok CROSS JOIN LATERAL (
     SELECT ctid AS c FROM ready r WHERE r.slot = ok.slot AND r.endpoint_id = $4 AND r.id <> ALL ($5::uuid[])
@@ -592,7 +597,8 @@ pub async fn record(
 /// Closes up to 2,000 live rows of an endpoint, but for `except` (on the wire). Returns how many.
 ///
 /// # Errors
-/// [`StoreError::NotOwner`] when the slot is not this incarnation's any more.
+/// [`StoreError::NotOwner`] when the slot is not this incarnation's any more, or the endpoint takes
+/// deliveries.
 pub async fn close(
     client: &Client,
     sql: &Statements,

@@ -61,7 +61,8 @@ const RECLAIM: &str = "
 UPDATE slots s SET epoch = s.epoch + 1 FROM unnest($2::int2[], $3::int8[]) w(slot, epoch)
 WHERE s.slot = w.slot AND s.epoch = w.epoch AND s.owner = $1 RETURNING s.slot, s.epoch";
 
-/// Waits for this incarnation's own record statement, so that nothing is recorded after the hand-over.
+/// Waits for this incarnation's own statements under the fence, so that nothing is recorded or closed
+/// after the hand-over.
 const LOCK_SELF: &str = "SELECT 1 FROM workers WHERE id = $1 FOR UPDATE";
 
 /// By slot and epoch, as [`RECLAIM`].
@@ -210,14 +211,17 @@ pub async fn acquire(
 /// # Errors
 /// As any statement.
 pub async fn reclaim(
-    client: &Client,
+    client: &mut Client,
     incarnation: Incarnation,
     slots: &[(Slot, Epoch)],
 ) -> Result<Vec<(Slot, Epoch)>, StoreError> {
     let (slots, epochs) = columns(slots);
-    let rows = client
+    let transaction = client.transaction().await?;
+    transaction.query_opt(LOCK_SELF, &[&incarnation.0]).await?;
+    let rows = transaction
         .query(RECLAIM, &[&incarnation.0, &slots, &epochs])
         .await?;
+    transaction.commit().await?;
     rows.iter()
         .map(|row| Ok((Slot(row.try_get(0)?), Epoch(row.try_get(1)?))))
         .collect()

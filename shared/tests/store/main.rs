@@ -14,5 +14,6 @@ mod partitions;
 mod plans;
 mod queue;
 mod retention;
+mod slots;
 mod statements;
 mod world;

@@ -18,6 +18,7 @@ mod slots;
 mod turns;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
 use shared::domain::attempt::Outcome;
@@ -46,6 +47,12 @@ const MOST_LOADS: usize = 2;
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 /// How long to wait before reading again what could not be read.
 const LOAD_PAUSE: Duration = Duration::from_millis(500);
+
+/// Hashed without chance, so that all the scheduler does follows from what it is told: a run of the
+/// model can be repeated. The keys are ours, nobody can choose them to collide.
+type Map<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
+/// See [`Map`].
+type Set<K> = HashSet<K, BuildHasherDefault<DefaultHasher>>;
 
 /// Bounds of one worker.
 #[derive(Debug, Clone, Copy)]
@@ -214,17 +221,19 @@ pub struct Scheduler {
     may_start_until: BootTime,
     recording_behind: bool,
     slots: OwnedSlots,
-    endpoints: HashMap<EndpointKey, Endpoint>,
+    endpoints: Map<EndpointKey, Endpoint>,
     send_turns: Turns,
     load_turns: Turns,
     due: BTreeSet<(OffsetDateTime, EndpointKey)>,
-    in_flight: HashMap<Uuid, BootTime>,
+    /// By ownership as well: after a lease was lost, a delivery can be on the wire a second time.
+    in_flight: Map<(Ownership, Uuid), BootTime>,
     loaded_rows: usize,
     loaded_bytes: usize,
     loads_out: usize,
-    suspects: HashMap<Uuid, u16>,
+    suspects: Map<Uuid, u16>,
     suspect_queue: VecDeque<(EndpointKey, LiveRow, BootTime)>,
-    suspect_out: Option<Uuid>,
+    suspect_out: Option<(Ownership, Uuid)>,
+    draining: bool,
     swept_at: BootTime,
     effects: Vec<Effect>,
 }
@@ -240,17 +249,18 @@ impl Scheduler {
             may_start_until: zero,
             recording_behind: false,
             slots: OwnedSlots::default(),
-            endpoints: HashMap::new(),
+            endpoints: Map::default(),
             send_turns: Turns::default(),
             load_turns: Turns::default(),
             due: BTreeSet::new(),
-            in_flight: HashMap::new(),
+            in_flight: Map::default(),
             loaded_rows: 0,
             loaded_bytes: 0,
             loads_out: 0,
-            suspects: HashMap::new(),
+            suspects: Map::default(),
             suspect_queue: VecDeque::new(),
             suspect_out: None,
+            draining: false,
             swept_at: zero,
             effects: Vec::new(),
         }
@@ -270,8 +280,11 @@ impl Scheduler {
             }
             Input::LeaseLost => self.forget_everything(),
             Input::Release { count } => self.leave(count.min(slots::MOST_MOVED)),
-            Input::Drain => self.leave(usize::MAX),
-            Input::Released(slots) => self.slots.released(&slots),
+            Input::Drain => {
+                self.draining = true;
+                self.leave(usize::MAX);
+            }
+            Input::Released(slots) => self.released(&slots),
             Input::Hint(pairs) => self.hinted(&pairs, now),
             Input::Scanned { slots, found, took } => self.scanned(&slots, found, took, now),
             Input::ScanFailed(slots) => self.slots.scanned(&slots, Duration::ZERO, now.boot),
@@ -291,7 +304,11 @@ impl Scheduler {
                 epoch,
                 endpoint,
                 more,
-            } => self.closed(slot, epoch, endpoint, more),
+            } => {
+                if self.slots.works(slot, epoch) {
+                    self.closed(endpoint, more, now);
+                }
+            }
             Input::RecordingBehind(behind) => self.recording_behind = behind,
             Input::ScanAll => self.slots.scan_all(now.boot),
             Input::Tick => self.tick(now),
@@ -311,7 +328,7 @@ impl Scheduler {
             .in_flight
             .iter()
             .filter(|(_, started)| **started <= before);
-        old.map(|(id, _)| *id).take(2_000).collect()
+        old.map(|((_, id), _)| *id).take(2_000).collect()
     }
 
     /// How many slots are owned, those being handed over included.
@@ -346,7 +363,20 @@ impl Scheduler {
             self.forget_endpoints_of(&HashSet::from([slot]));
             self.slots.acquire(slot, epoch, now.boot);
         }
-        self.suspects.extend(suspects);
+        self.suspects = suspects.into_iter().collect();
+        // They were on their way here when the shutdown began.
+        if self.draining {
+            self.leave(usize::MAX);
+        }
+    }
+
+    /// Not ours any more: handed over, or lost.
+    fn released(&mut self, slots: &[(Slot, Epoch)]) {
+        let gone = slots
+            .iter()
+            .filter(|(slot, epoch)| self.slots.released(*slot, *epoch));
+        let gone: HashSet<Slot> = gone.map(|(slot, _)| *slot).collect();
+        self.forget_endpoints_of(&gone);
     }
 
     fn forget_everything(&mut self) {
@@ -427,10 +457,11 @@ impl Scheduler {
             if let Some(due) = endpoint.next_due {
                 self.due.insert((due, found.endpoint));
             }
-            self.close_unless_enabled(found.endpoint);
-            if let Some(endpoint) = self.endpoints.get_mut(&found.endpoint) {
-                consider_load(endpoint, &mut self.load_turns, now);
+            // Rows of an endpoint that takes none: it may be enabled again. Asked before they are closed.
+            if !endpoint.config_stale && !endpoint.enabled() && !endpoint.closing {
+                endpoint.changed();
             }
+            consider_load(endpoint, &mut self.load_turns, now);
         }
     }
 
@@ -445,14 +476,33 @@ impl Scheduler {
     }
 
     fn reload(&mut self, slot: Slot, key: EndpointKey, now: Now) {
-        if let Some(endpoint) = self
+        let Some(endpoint) = self
             .endpoints
             .get_mut(&key)
             .filter(|found| found.slot == slot)
-        {
-            endpoint.changed();
-            consider_load(endpoint, &mut self.load_turns, now);
+        else {
+            return;
+        };
+        endpoint.changed();
+        self.unload(key, now);
+        self.consider(key, now);
+    }
+
+    /// Drops what is loaded of an endpoint and not sent.
+    fn unload(&mut self, key: EndpointKey, now: Now) {
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        for (row, _) in endpoint.unload(now) {
+            self.loaded_rows -= 1;
+            self.loaded_bytes -= size(&row);
         }
+        self.suspect_queue.retain(|(waiting, row, _)| {
+            if *waiting == key {
+                endpoint.dropped(row, now);
+            }
+            *waiting != key
+        });
     }
 
     fn tick(&mut self, now: Now) {
@@ -519,6 +569,7 @@ impl Scheduler {
                 continue;
             }
             endpoint.load_out = true;
+            endpoint.config_asked = endpoint.config_stale;
             let (cursor, limit) = endpoint.load_from();
             batch.push(LoadRequest {
                 slot: endpoint.slot,
@@ -547,10 +598,11 @@ impl Scheduler {
             let Some(endpoint) = self.endpoints.get_mut(&key).filter(|found| found.load_out) else {
                 continue;
             };
-            let unreadable = endpoint.config_stale && result.config.is_none();
-            let fresh = endpoint.loaded(result, now.boot);
+            let unreadable = endpoint.config_asked && result.config.is_none();
+            let fresh = endpoint.loaded(result, now);
             if unreadable {
                 endpoint.load_not_before = now.boot.after(LOAD_PAUSE);
+                self.due.insert((now.database + LOAD_PAUSE, key));
             }
             for row in fresh {
                 endpoint.tenant = row.tenant;
@@ -565,7 +617,7 @@ impl Scheduler {
             if let Some(due) = endpoint.next_due {
                 self.due.insert((due, key));
             }
-            self.close_unless_enabled(key);
+            self.close_unless_enabled(key, now);
             self.consider(key, now);
         }
     }
@@ -577,6 +629,8 @@ impl Scheduler {
                 && let Some(endpoint) = self.endpoints.get_mut(&request.endpoint)
             {
                 endpoint.load_failed(now.boot.after(LOAD_PAUSE));
+                self.due
+                    .insert((now.database + LOAD_PAUSE, request.endpoint));
             }
         }
     }
@@ -622,18 +676,32 @@ impl Scheduler {
         if self.suspect_out.is_some() || !self.may_start(now) {
             return;
         }
-        let Some((key, row, loaded_at)) = self.suspect_queue.pop_front() else {
+        // Others may wait behind one whose endpoint cannot take it now.
+        let admitted = |(key, _, _): &(EndpointKey, LiveRow, BootTime)| {
+            let endpoint = self
+                .endpoints
+                .get(key)
+                .filter(|endpoint| endpoint.enabled())?;
+            let config = endpoint.config.clone()?;
+            let admission = admit(&config, endpoint.in_flight);
+            (admission == Admission::Send).then_some(config)
+        };
+        let found = self
+            .suspect_queue
+            .iter()
+            .enumerate()
+            .find_map(|(at, waiting)| Some((at, admitted(waiting)?)));
+        let Some((at, config)) = found else {
             return;
         };
-        let config = self
-            .endpoints
-            .get(&key)
-            .and_then(|endpoint| endpoint.config.clone());
-        let Some(config) = config else { return };
-        self.suspect_out = Some(row.id);
-        self.start(key, &config, row, loaded_at, now);
+        if let Some((key, row, loaded_at)) = self.suspect_queue.remove(at) {
+            let id = row.id;
+            let owner = self.start(key, &config, row, loaded_at, now);
+            self.suspect_out = owner.map(|owner| (owner, id));
+        }
     }
 
+    /// Under which ownership it was started, if it was.
     fn start(
         &mut self,
         key: EndpointKey,
@@ -641,22 +709,16 @@ impl Scheduler {
         row: LiveRow,
         loaded_at: BootTime,
         now: Now,
-    ) {
-        let Some(endpoint) = self.endpoints.get_mut(&key) else {
-            return;
-        };
-        let slot = endpoint.slot;
-        let (Some(incarnation), Some(epoch)) = (self.incarnation, self.slots.working(slot)) else {
-            return;
-        };
+    ) -> Option<Ownership> {
+        let endpoint = self.endpoints.get_mut(&key)?;
         let owner = Ownership {
-            incarnation,
-            slot,
-            epoch,
+            incarnation: self.incarnation?,
+            slot: endpoint.slot,
+            epoch: self.slots.working(endpoint.slot)?,
         };
         endpoint.in_flight += 1;
-        self.slots.started(slot);
-        self.in_flight.insert(row.id, now.boot);
+        self.slots.started(owner.slot);
+        self.in_flight.insert((owner, row.id), now.boot);
         let deaths = self.suspects.get(&row.id).copied();
         let effect = match end_without_sending(config, &row, deaths.unwrap_or(0), now) {
             Some((outcome, class, note)) => {
@@ -678,6 +740,7 @@ impl Scheduler {
             })),
         };
         self.effects.push(effect);
+        Some(owner)
     }
 
     fn settle_expired(&mut self, key: EndpointKey, now: Now) {
@@ -703,18 +766,18 @@ impl Scheduler {
 
     fn recorded(&mut self, records: Vec<Recorded>, now: Now) {
         for record in records {
-            self.in_flight.remove(&record.delivery);
-            self.suspects.remove(&record.delivery);
-            if self.suspect_out == Some(record.delivery) {
+            let owner = record.owner;
+            self.in_flight.remove(&(owner, record.delivery));
+            if self.suspect_out == Some((owner, record.delivery)) {
                 self.suspect_out = None;
             }
-            let owner = record.owner;
             self.slots.ended(owner.slot, owner.epoch);
             if self.incarnation != Some(owner.incarnation)
                 || !self.slots.works(owner.slot, owner.epoch)
             {
                 continue;
             }
+            self.suspects.remove(&record.delivery);
             let key = record.endpoint;
             if let Some(endpoint) = self.endpoints.get_mut(&key) {
                 endpoint.recorded(record.delivery, record.next_due, now.boot);
@@ -728,13 +791,8 @@ impl Scheduler {
 
     // ## Closing what a disabled or deleted endpoint left behind
 
-    fn close_unless_enabled(&mut self, key: EndpointKey) {
-        let Some(endpoint) = self.endpoints.get_mut(&key) else {
-            return;
-        };
-        let (Some(incarnation), Some(epoch)) =
-            (self.incarnation, self.slots.working(endpoint.slot))
-        else {
+    fn close_unless_enabled(&mut self, key: EndpointKey, now: Now) {
+        let Some(endpoint) = self.endpoints.get(&key) else {
             return;
         };
         if endpoint.config_stale || endpoint.closing || endpoint.load_out {
@@ -745,23 +803,20 @@ impl Scheduler {
             Some(EndpointState::Deleted) => CloseReason::EndpointDeleted,
             Some(EndpointState::Enabled) | None => return,
         };
-        self.loaded_bytes -= endpoint
-            .queue
-            .iter()
-            .map(|(row, _)| size(row))
-            .sum::<usize>();
-        self.loaded_rows -= endpoint.unload();
-        self.suspect_queue.retain(|(waiting, row, _)| {
-            if *waiting == key {
-                endpoint.forget(row.id);
-            }
-            *waiting != key
-        });
+        self.unload(key, now);
+        let (Some(incarnation), Some(endpoint)) = (self.incarnation, self.endpoints.get_mut(&key))
+        else {
+            return;
+        };
+        let slot = endpoint.slot;
+        let Some(epoch) = self.slots.working(slot) else {
+            return;
+        };
         endpoint.closing = true;
         self.effects.push(Effect::Close {
             owner: Ownership {
                 incarnation,
-                slot: endpoint.slot,
+                slot,
                 epoch,
             },
             endpoint: key,
@@ -770,19 +825,17 @@ impl Scheduler {
         });
     }
 
-    fn closed(&mut self, slot: Slot, epoch: Epoch, key: EndpointKey, more: bool) {
-        if !self.slots.works(slot, epoch) {
-            return;
-        }
+    fn closed(&mut self, key: EndpointKey, more: bool, now: Now) {
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
         };
         endpoint.closing = false;
         if more {
-            self.close_unless_enabled(key);
-        } else {
+            self.close_unless_enabled(key, now);
+        } else if !endpoint.enabled() {
             endpoint.nothing_left();
         }
+        self.consider(key, now);
     }
 
     fn consider(&mut self, key: EndpointKey, now: Now) {

@@ -1,10 +1,11 @@
 //! The slots this worker owns, when each is scanned next, and which are on their way to another owner.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use shared::ids::{Epoch, Slot};
 use shared::runtime::clock::BootTime;
+
+use super::Map;
 
 /// Slots in one scan statement.
 const SCAN_BATCH: usize = 64;
@@ -12,6 +13,9 @@ const SCAN_BATCH: usize = 64;
 const SCAN_PERIOD: Duration = Duration::from_secs(1);
 /// … and never so often that scanning takes more than 2 % of the time of one connection.
 const SCAN_SHARE: u32 = 50;
+/// … but this often in any case: one scan that was slow because the database stood still says nothing
+/// about the next, and what came in behind a cursor waits for it.
+const LONGEST_SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// A rebalancing moves at most an eighth of all slots at a time.
 pub(super) const MOST_MOVED: usize = 32;
 
@@ -26,7 +30,7 @@ struct Owned {
 
 #[derive(Debug, Default)]
 pub(super) struct OwnedSlots {
-    slots: HashMap<Slot, Owned>,
+    slots: Map<Slot, Owned>,
     scan_out: bool,
 }
 
@@ -111,16 +115,16 @@ impl OwnedSlots {
             .collect()
     }
 
-    pub(super) fn released(&mut self, slots: &[(Slot, Epoch)]) {
-        for (slot, epoch) in slots {
-            if self
-                .slots
-                .get(slot)
-                .is_some_and(|owned| owned.epoch == *epoch)
-            {
-                self.slots.remove(slot);
-            }
+    /// Whether it was ours under this epoch until now.
+    pub(super) fn released(&mut self, slot: Slot, epoch: Epoch) -> bool {
+        let ours = self
+            .slots
+            .get(&slot)
+            .is_some_and(|owned| owned.epoch == epoch);
+        if ours {
+            self.slots.remove(&slot);
         }
+        ours
     }
 
     /// Slots whose scan is due; at most one scan is under way.
@@ -154,7 +158,7 @@ impl OwnedSlots {
                 .get_mut(slot)
                 .filter(|owned| owned.epoch == *epoch)
             {
-                owned.scan_at = now.after(period);
+                owned.scan_at = now.after(period.min(LONGEST_SCAN_PERIOD));
             }
         }
     }

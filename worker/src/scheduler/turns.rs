@@ -1,15 +1,17 @@
 //! Whose turn it is: round robin over tenants, then over each tenant's endpoints, so that neither a
 //! tenant with a million events nor one with ten thousand endpoints delays another's (O1).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use shared::ids::{EndpointKey, TenantKey};
+
+use super::Map;
 
 /// Endpoints that wait for a turn. The caller puts each in at most once at a time.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     tenants: VecDeque<TenantKey>,
-    endpoints: HashMap<TenantKey, VecDeque<EndpointKey>>,
+    endpoints: Map<TenantKey, VecDeque<EndpointKey>>,
 }
 
 impl Turns {

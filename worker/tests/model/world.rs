@@ -1,0 +1,559 @@
+//! The simulated world: time, the calls to the database, and what goes wrong.
+//!
+//! Everything happens in steps at instants of simulated time, in an order that follows from the seed.
+//! Faults come at random for a while; then they stop, and everything must come to its end (D8).
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::time::Duration;
+
+use shared::domain::delivery::DeadLetterClass;
+use shared::domain::endpoint::EndpointState;
+use shared::ids::{EndpointKey, Slot, TenantKey};
+use shared::policy::classify::SendResult;
+use shared::runtime::clock::BootTime;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::chance::Chance;
+use crate::check::{Invariant, Mutation, Violation};
+use crate::receiver::{Flight, FlightKey, Mood, Sends};
+use crate::store::{Answer, Endpoint, Execution, Final, Live, SLOTS, Statement, Store, short};
+use crate::worker::{Process, Task};
+
+/// Microseconds since the beginning.
+pub(crate) type Micros = u64;
+
+pub(crate) const MILLI: Micros = 1_000;
+pub(crate) const SECOND: Micros = 1_000_000;
+/// The lease, as by default.
+pub(crate) const TTL: Duration = Duration::from_secs(10);
+pub(crate) const MARGIN: Duration = Duration::from_secs(2);
+const PROCESSES: usize = 3;
+const ENDPOINTS: i64 = 9;
+/// A process in one of its lives: what is meant for another is dropped.
+pub(crate) type Life = (usize, u64);
+pub(crate) type CallId = u64;
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    Turn(Life),
+    Tick(Life),
+    Arrive(CallId),
+    Commit(CallId),
+    Answer(CallId, Option<Answer>),
+    GiveUp(CallId),
+    Timer(Life, Task, u64),
+    Respond(Life, FlightKey, SendResult),
+    Hint(Life, Vec<(Slot, EndpointKey)>),
+    Listens(Life),
+    WakeLease(Life),
+    WakeCommands(Life),
+    Ingest,
+    Accept(Vec<Live>),
+    Api,
+    Mood,
+    Fault,
+    Crash(Life),
+    Start(usize),
+    DatabaseBack,
+    Joined(usize),
+    FaultsStop,
+}
+
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) life: Life,
+    pub(crate) task: Task,
+    statement: Option<Statement>,
+    execution: Option<Execution>,
+    waits: bool,
+    pub(crate) answered: bool,
+}
+
+/// What is slow or away, and until when.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    pub(crate) stopped: bool,
+    pub(crate) database_away: bool,
+    pub(crate) cut_off: [bool; PROCESSES],
+    pub(crate) slow_records_until: Micros,
+    pub(crate) slow_reads_until: Micros,
+}
+
+/// What a run did.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Counts {
+    pub(crate) steps: u64,
+    pub(crate) deliveries: u64,
+    pub(crate) sends: u64,
+    pub(crate) repeated: u64,
+    pub(crate) crashes: u64,
+    pub(crate) pauses: u64,
+    pub(crate) outages: u64,
+    pub(crate) lost_answers: u64,
+    pub(crate) lives: u64,
+    pub(crate) take_overs: u64,
+    pub(crate) seconds: u64,
+    /// Deliveries that killed three workers and are dead letters now.
+    pub(crate) deadly: u64,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.deliveries += other.deliveries;
+        self.sends += other.sends;
+        self.repeated += other.repeated;
+        self.crashes += other.crashes;
+        self.pauses += other.pauses;
+        self.outages += other.outages;
+        self.lost_answers += other.lost_answers;
+        self.lives += other.lives;
+        self.take_overs += other.take_overs;
+        self.seconds += other.seconds;
+        self.deadly += other.deadly;
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) now: Micros,
+    pub(crate) chance: Chance,
+    pub(crate) store: Store,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) calls: BTreeMap<CallId, Call>,
+    pub(crate) flights: BTreeMap<FlightKey, Flight>,
+    pub(crate) sends: Sends,
+    pub(crate) moods: BTreeMap<EndpointKey, Mood>,
+    pub(crate) poison: BTreeSet<Uuid>,
+    pub(crate) faults: Faults,
+    pub(crate) counts: Counts,
+    pub(crate) mutation: Mutation,
+    pub(crate) violations: Vec<Violation>,
+    /// The last lines of what happened, and how many are kept.
+    pub(crate) trace: Option<(VecDeque<String>, usize)>,
+    queue: BinaryHeap<Reverse<(Micros, u64)>>,
+    events: BTreeMap<u64, Event>,
+    numbers: u64,
+    database_ahead: i64,
+    expected: u64,
+    settle_by: Micros,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, mutation: Mutation, traced: Option<usize>) -> Self {
+        let mut world = Self {
+            now: 0,
+            chance: Chance::new(seed),
+            store: Store::new(mutation, TTL),
+            processes: Vec::new(),
+            calls: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            sends: Sends::default(),
+            moods: BTreeMap::new(),
+            poison: BTreeSet::new(),
+            faults: Faults::default(),
+            counts: Counts::default(),
+            mutation,
+            violations: Vec::new(),
+            trace: traced.map(|lines| (VecDeque::new(), lines)),
+            queue: BinaryHeap::new(),
+            events: BTreeMap::new(),
+            numbers: 0,
+            database_ahead: 0,
+            expected: 0,
+            settle_by: 0,
+        };
+        world.populate();
+        world
+    }
+
+    fn populate(&mut self) {
+        for key in 1..=ENDPOINTS {
+            let endpoint = Endpoint {
+                key: EndpointKey(key),
+                tenant: TenantKey(i32::try_from(key % 3).unwrap() + 1),
+                slot: Slot(i16::try_from(key).unwrap() % SLOTS),
+                state: EndpointState::Enabled,
+                version: 1,
+                off_until: None,
+            };
+            self.store.endpoints.insert(endpoint.key, endpoint);
+            self.moods.insert(EndpointKey(key), Mood::Well);
+        }
+        for index in 0..PROCESSES {
+            let boot = Duration::from_micros(self.chance.between(1, 100_000) * SECOND);
+            self.processes
+                .push(Process::new(index, boot, self.mutation));
+            let at = self.chance.below(3 * SECOND);
+            self.at(at, Event::Start(index));
+        }
+        self.at(SECOND, Event::Ingest);
+        self.at(2 * SECOND, Event::Api);
+        self.at(2 * SECOND, Event::Mood);
+        self.at(3 * SECOND, Event::Fault);
+        let end = self.chance.between(40, 90) * SECOND;
+        self.at(end, Event::FaultsStop);
+    }
+
+    // ## Time
+
+    pub(crate) fn at(&mut self, at: Micros, event: Event) {
+        self.numbers += 1;
+        self.queue.push(Reverse((at.max(self.now), self.numbers)));
+        self.events.insert(self.numbers, event);
+    }
+
+    pub(crate) fn after(&mut self, delay: Micros, event: Event) {
+        self.at(self.now + delay, event);
+    }
+
+    /// The clock of the database.
+    pub(crate) fn database_time(&self) -> OffsetDateTime {
+        let base =
+            1_800_000_000_000_000_i128 + i128::from(self.now) + i128::from(self.database_ahead);
+        OffsetDateTime::from_unix_timestamp_nanos(base * 1_000).unwrap()
+    }
+
+    /// The boot clock of a process's machine.
+    pub(crate) fn boot_time(&self, process: usize) -> BootTime {
+        BootTime(self.processes[process].boot + Duration::from_micros(self.now))
+    }
+
+    pub(crate) fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    pub(crate) fn tell(&mut self, line: impl FnOnce() -> String) {
+        if let Some((trace, lines)) = &mut self.trace {
+            if trace.len() == *lines {
+                trace.pop_front();
+            }
+            trace.push_back(format!("{:>10.4} s  {}", self.now as f64 / 1e6, line()));
+        }
+    }
+
+    pub(crate) fn violated(&mut self, invariant: Invariant, text: String) {
+        self.violations.push(Violation { invariant, text });
+    }
+
+    /// Runs until everything has come to its end, or something is wrong.
+    pub(crate) fn run(&mut self) -> Option<Violation> {
+        while self.violations.is_empty() && self.store.violations.is_empty() {
+            let Some(Reverse((at, number))) = self.queue.pop() else {
+                break;
+            };
+            self.now = at;
+            self.counts.steps += 1;
+            let Some(event) = self.events.remove(&number) else {
+                continue;
+            };
+            self.step(event);
+            if self.faults.stopped && (self.is_over() || self.is_late()) {
+                self.check_end();
+                break;
+            }
+        }
+        self.counts.seconds = self.now / SECOND;
+        self.counts.deliveries = self.expected;
+        let deadly = |id: &&Uuid| {
+            self.store.finals.get(*id) == Some(&Final::Dead(DeadLetterClass::Internal))
+        };
+        self.counts.deadly = u64::try_from(self.poison.iter().filter(deadly).count()).unwrap();
+        self.violations.append(&mut self.store.violations);
+        self.violations.first().cloned()
+    }
+
+    fn is_over(&self) -> bool {
+        self.store.live.is_empty() && self.flights.is_empty()
+    }
+
+    fn is_late(&self) -> bool {
+        self.now >= self.settle_by
+    }
+
+    fn check_end(&mut self) {
+        for row in self.store.live.values().take(3) {
+            let text = format!(
+                "{} is still live long after the faults: {row:?}",
+                short(row.id)
+            );
+            self.violations.push(Violation {
+                invariant: Invariant::Lost,
+                text,
+            });
+        }
+        let found = u64::try_from(self.store.live.len() + self.store.finals.len()).unwrap();
+        if found != self.expected {
+            let text = format!("{found} deliveries of {} are anywhere", self.expected);
+            self.violations.push(Violation {
+                invariant: Invariant::Lost,
+                text,
+            });
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        if let Some(wakes_at) = self.frozen(&event) {
+            // What is meant for a frozen process waits for it, and then comes in any order.
+            let delay = self.chance.below(3 * MILLI);
+            self.at(wakes_at + delay, event);
+            return;
+        }
+        match event {
+            Event::Turn(life) if self.lives(life) => self.turn(life.0),
+            Event::Tick(life) if self.lives(life) => self.tick(life),
+            Event::Arrive(call) => self.arrive(call),
+            Event::Commit(call) => self.commit(call),
+            Event::Answer(call, answer) => self.answered(call, answer),
+            Event::GiveUp(call) => self.answered(call, None),
+            Event::Timer(life, task, number) if self.lives(life) => {
+                self.timer(life.0, task, number)
+            }
+            Event::Respond(life, flight, result) if self.lives(life) => {
+                self.respond(life.0, flight, result);
+            }
+            Event::Hint(life, pairs) if self.lives(life) => self.hint(life.0, pairs),
+            Event::Listens(life) if self.lives(life) => self.listens(life.0),
+            Event::WakeLease(life) if self.lives(life) => self.wake_lease(life.0),
+            Event::WakeCommands(life) if self.lives(life) => self.wake_commands(life.0),
+            Event::Crash(life) if self.lives(life) => self.crash(life.0, "killed"),
+            Event::Ingest => self.ingest(),
+            Event::Accept(rows) => self.accept(rows),
+            Event::Api => self.api(),
+            Event::Mood => self.change_mood(),
+            Event::Fault => self.fault(),
+            Event::Start(process) => self.start(process),
+            Event::DatabaseBack => self.database_back(),
+            Event::Joined(process) => self.faults.cut_off[process] = false,
+            Event::FaultsStop => self.stop_faults(),
+            _ => {}
+        }
+    }
+
+    /// Whether a process lives this life.
+    pub(crate) fn lives(&self, life: Life) -> bool {
+        let process = &self.processes[life.0];
+        process.alive && process.life == life.1
+    }
+
+    /// When the process that an event is meant for goes on, if it is stopped now.
+    fn frozen(&self, event: &Event) -> Option<Micros> {
+        let life = match event {
+            Event::Turn(life)
+            | Event::Tick(life)
+            | Event::Timer(life, ..)
+            | Event::Respond(life, ..)
+            | Event::Hint(life, _)
+            | Event::Listens(life)
+            | Event::WakeLease(life)
+            | Event::WakeCommands(life) => *life,
+            Event::Answer(call, _) | Event::GiveUp(call) => self.calls.get(call)?.life,
+            _ => return None,
+        };
+        let process = &self.processes[life.0];
+        (self.lives(life) && process.frozen_until > self.now).then_some(process.frozen_until)
+    }
+
+    // ## Calls to the database
+
+    /// Sends a statement. The task hears of it once: its answer, or nothing within the budget.
+    pub(crate) fn call(
+        &mut self,
+        process: usize,
+        task: Task,
+        statement: Statement,
+        budget: Micros,
+    ) -> CallId {
+        let id = self.number();
+        let life = (process, self.processes[process].life);
+        self.tell(|| format!("w{process} {task:?} asks {id}: {statement:?}"));
+        let call = Call {
+            life,
+            task,
+            statement: Some(statement),
+            execution: None,
+            waits: false,
+            answered: false,
+        };
+        self.calls.insert(id, call);
+        let delay = self.network();
+        self.after(delay, Event::Arrive(id));
+        self.after(budget, Event::GiveUp(id));
+        id
+    }
+
+    fn network(&mut self) -> Micros {
+        match self.chance.below(1_000) {
+            0..=1 if !self.faults.stopped => self.chance.between(MILLI, 15 * SECOND),
+            0..=20 => self.chance.between(MILLI, 80 * MILLI),
+            _ => self.chance.between(80, 900),
+        }
+    }
+
+    fn unreachable(&self, call: &Call) -> bool {
+        self.faults.database_away || self.faults.cut_off[call.life.0]
+    }
+
+    fn arrive(&mut self, id: CallId) {
+        let Some(call) = self.calls.get(&id) else {
+            return;
+        };
+        if self.unreachable(call) {
+            // Refused at once, or no answer at all.
+            if self.chance.happens(700) {
+                let delay = self.chance.between(MILLI, 400 * MILLI);
+                self.after(delay, Event::Answer(id, None));
+            }
+            return;
+        }
+        let now = self.database_time();
+        let Some(call) = self.calls.get_mut(&id) else {
+            return;
+        };
+        let Some(statement) = call.statement.take() else {
+            return;
+        };
+        call.execution = Some(self.store.begin(statement, now));
+        call.waits = true;
+        self.lock(id);
+    }
+
+    fn lock(&mut self, id: CallId) {
+        let now = self.database_time();
+        let Some(call) = self.calls.get_mut(&id) else {
+            return;
+        };
+        let Some(execution) = &mut call.execution else {
+            return;
+        };
+        if !call.waits || !self.store.lock(execution, now) {
+            return;
+        }
+        call.waits = false;
+        let slow = match &execution.statement {
+            Statement::Record(..) | Statement::Close { .. } => self.faults.slow_records_until,
+            Statement::Load(..) | Statement::Scan(_) | Statement::Configs(_) => {
+                self.faults.slow_reads_until
+            }
+            _ => 0,
+        };
+        let delay = if slow > self.now {
+            self.chance.between(MILLI, 20 * SECOND)
+        } else {
+            match self.chance.below(1_000) {
+                0..=2 if !self.faults.stopped => self.chance.between(MILLI, 25 * SECOND),
+                0..=30 => self.chance.between(MILLI, 300 * MILLI),
+                _ => self.chance.between(100, 4_000),
+            }
+        };
+        self.after(delay, Event::Commit(id));
+    }
+
+    fn commit(&mut self, id: CallId) {
+        let now = self.database_time();
+        let Some(execution) = self
+            .calls
+            .get_mut(&id)
+            .and_then(|call| call.execution.take())
+        else {
+            return;
+        };
+        let answer = self.store.commit(execution, now);
+        self.tell(|| format!("database commits {id}: {answer:?}"));
+        if let Answer::Slots(slots) = &answer {
+            self.counts.take_overs += u64::try_from(slots.len()).unwrap();
+        }
+        let lost = !self.faults.stopped && self.chance.happens(12);
+        if lost {
+            self.counts.lost_answers += 1;
+            self.tell(|| format!("the answer to {id} is lost"));
+        }
+        if lost
+            || self
+                .calls
+                .get(&id)
+                .is_some_and(|call| self.unreachable(call))
+        {
+            let delay = self.chance.between(MILLI, 400 * MILLI);
+            self.after(delay, Event::Answer(id, None));
+        } else {
+            let delay = self.network();
+            self.after(delay, Event::Answer(id, Some(answer)));
+        }
+        self.unblock();
+    }
+
+    /// Something committed: whoever waits for a lock asks again, the oldest first.
+    fn unblock(&mut self) {
+        let waiting: Vec<CallId> = self
+            .calls
+            .iter()
+            .filter(|(_, call)| call.waits)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in waiting {
+            self.lock(id);
+        }
+    }
+
+    /// An answer, or the end of patience; a second one is not heard. The statement may live on.
+    fn answered(&mut self, id: CallId, answer: Option<Answer>) {
+        let Some(call) = self.calls.get_mut(&id) else {
+            return;
+        };
+        let (life, task) = (call.life, call.task);
+        let heard = !std::mem::replace(&mut call.answered, true);
+        if heard && self.lives(life) {
+            self.hear(life.0, task, id, answer);
+        }
+        let over = |call: &Call| call.execution.is_none() && call.statement.is_none();
+        if self.calls.get(&id).is_some_and(over) {
+            self.calls.remove(&id);
+        }
+    }
+
+    /// The database goes away: what is under way commits or does not, and nobody hears which.
+    pub(crate) fn database_leaves(&mut self) {
+        self.faults.database_away = true;
+        self.counts.outages += 1;
+        let ids: Vec<CallId> = self.calls.keys().copied().collect();
+        for id in ids {
+            let now = self.database_time();
+            let Some(call) = self.calls.get_mut(&id) else {
+                continue;
+            };
+            let Some(execution) = call.execution.take() else {
+                continue;
+            };
+            let waits = std::mem::take(&mut call.waits);
+            if waits || self.chance.happens(500) {
+                self.store.abort(&execution);
+                self.tell(|| format!("database rolls back {id}"));
+            } else {
+                let answer = self.store.commit(execution, now);
+                self.tell(|| format!("database commits {id} as it leaves: {answer:?}"));
+            }
+            let delay = self.chance.between(MILLI, 400 * MILLI);
+            self.after(delay, Event::Answer(id, None));
+        }
+    }
+
+    fn database_back(&mut self) {
+        self.faults.database_away = false;
+        if self.chance.happens(300) {
+            self.database_ahead += i64::try_from(self.chance.below(2 * SECOND)).unwrap();
+        }
+        self.tell(|| "the database is back".to_owned());
+        self.everyone_listens();
+    }
+
+    pub(crate) fn accepted(&mut self, count: usize) {
+        self.expected += u64::try_from(count).unwrap();
+    }
+
+    pub(crate) fn settle_until(&mut self, at: Micros) {
+        self.settle_by = at;
+    }
+}
