@@ -35,7 +35,7 @@ impl Resolve for VettingResolver {
             Trace::read(Trace::lookup_started);
             let found = lookups.find(name.as_str(), system).await;
             Trace::read(Trace::lookup_ended);
-            let vetted = vet(&*found?, &rules)?.into_addresses();
+            let vetted = vet(&found?, &rules)?.into_addresses();
             if let [only] = vetted.as_slice() {
                 Trace::read(|trace| trace.dials(*only));
             }

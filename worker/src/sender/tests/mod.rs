@@ -95,6 +95,13 @@ async fn p1_the_request_arrives_byte_for_byte() {
 
     let (result, timings) = local().send(sent).await;
 
+    let expected = Response {
+        status: 200,
+        retry_after: None,
+        excerpt: Bytes::from_static(b"ok"),
+        body: BodyEnd::Whole,
+    };
+    assert_eq!(result, Ok(expected));
     let text = String::from_utf8(requests.recv().await.unwrap()).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     let lines: Vec<&str> = head.lines().collect();
@@ -106,13 +113,6 @@ async fn p1_the_request_arrives_byte_for_byte() {
         "{head}"
     );
     assert_eq!(body, "{ \"b\":1, \"a\":2, \"a\":3 }\n");
-    let expected = Response {
-        status: 200,
-        retry_after: None,
-        excerpt: Bytes::from_static(b"ok"),
-        body: BodyEnd::Whole,
-    };
-    assert_eq!(result, Ok(expected));
     assert_eq!(timings.addr, Some(receiver.addr.ip()));
     assert!(timings.first_byte.unwrap() <= timings.total);
 }
