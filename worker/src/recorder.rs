@@ -104,7 +104,7 @@ impl Recorder {
                     applied.extend(ids);
                     pause = FIRST_PAUSE;
                 }
-                Err(error) if error.is_transient() => {
+                Err(error) if !is_about_rows(&error) => {
                     tracing::warn!(%error, records = part.len(), "outcomes could not be recorded; trying again");
                     *connection = None;
                     waiting.push((from, to));
@@ -173,7 +173,7 @@ impl Recorder {
         loop {
             match self.write(connection, record, texts).await {
                 Ok(applied) => return applied,
-                Err(error) if error.is_transient() => {
+                Err(error) if !is_about_rows(&error) => {
                     tracing::warn!(delivery.id = ?delivery, %error, "an outcome could not be recorded; trying again");
                     *connection = None;
                     tokio::time::sleep(LONGEST_PAUSE.mul_f64(0.5 + jitter::fraction())).await;
@@ -246,6 +246,13 @@ impl Recorder {
             }
         }
     }
+}
+
+/// Whether a row is to blame, so that halving finds it. Any other error (the database is away, a grant
+/// is missing, the schema does not fit) would refuse each row alone as well, and outcomes given up for it
+/// would be found by the scan and sent again, without end.
+const fn is_about_rows(error: &StoreError) -> bool {
+    matches!(error, StoreError::BadData(_) | StoreError::Conflict(_))
 }
 
 /// How much of a record is written.

@@ -17,7 +17,7 @@ pub enum StoreError {
     /// A uniqueness or check constraint, by its name.
     #[error("the constraint {0} is violated")]
     Conflict(String),
-    /// The data of a statement cannot be stored (SQLSTATE classes 22 and 23): bisect the batch.
+    /// The data of a statement cannot be stored (SQLSTATE classes 22, 23 and 54): bisect the batch.
     #[error("the database refuses the data: {0}")]
     BadData(String),
     /// This incarnation or epoch no longer owns what it writes to (D3).
@@ -93,7 +93,7 @@ impl From<tokio_postgres::Error> for StoreError {
             (s, "23") if db.constraint().is_some() && *s != SqlState::CHECK_VIOLATION => {
                 Self::Conflict(db.constraint().unwrap_or_default().to_owned())
             }
-            (_, "22" | "23") => Self::BadData(format!("SQLSTATE {}", state.code())),
+            (_, "22" | "23" | "54") => Self::BadData(format!("SQLSTATE {}", state.code())),
             (_, "08" | "53" | "57" | "58") => {
                 Self::Unavailable(format!("{} ({})", db.message(), state.code()))
             }
