@@ -510,9 +510,11 @@ impl<'a> Columns<'a> {
         self.event.push(row.event_id);
         self.tenant.push(row.tenant.0);
         self.no.push(small(row.attempts_before.saturating_add(1)));
+        // A retry follows a request, also where the attempt itself could not be stored: a row of `retry`
+        // without an attempt made would be found by no later record.
+        let requested = attempt.is_some() || matches!(row.next, Next::Retry(_));
         self.made.push(small(
-            row.attempts_before
-                .saturating_add(u16::from(attempt.is_some())),
+            row.attempts_before.saturating_add(u16::from(requested)),
         ));
         self.charged.push(small(row.attempts_charged));
         self.outcome.push(row.outcome.code());

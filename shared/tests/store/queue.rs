@@ -313,6 +313,23 @@ async fn a_delivery_that_ends_without_a_request_leaves_no_attempt() {
 }
 
 #[tokio::test]
+async fn a_retry_whose_attempt_could_not_be_stored_is_found_by_the_next_record() {
+    // D8: else it would be sent for ever, and no record of it would apply.
+    let world = World::new().await;
+    let refused = RecordRow {
+        attempt: None,
+        ..world.row(0, Next::Retry(later(1)))
+    };
+
+    assert!(world.record(refused).await.unwrap());
+    assert_eq!(world.tables().await, [0, 1, 0, 0]);
+    let ended = world.record(world.row(1, Next::Delivered)).await.unwrap();
+
+    assert!(ended);
+    assert_eq!(world.tables().await, [0, 0, 0, 0]);
+}
+
+#[tokio::test]
 async fn a_cancelled_delivery_stays_cancelled_whatever_is_recorded_later() {
     // D6: the API cancels while the request is on the wire.
     let world = World::new().await;
