@@ -91,18 +91,22 @@ impl Lease {
         let incarnation = Incarnation(Uuid::new_v4());
         let mut session = self.begin(incarnation).await;
         let mut tenure = Tenure::new(self.ttl, boot_time());
+        let mut pause = FIRST_PAUSE;
         loop {
             let step = self
                 .step(&mut session, incarnation, &mut tenure, drain)
                 .await;
             match step {
-                Ok(None) => {}
+                Ok(None) => pause = FIRST_PAUSE,
                 Ok(Some(end)) => {
                     self.forget().await;
                     return end;
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the lease could not be renewed; connecting again");
+                    // A database that takes connections and refuses statements gets no storm of them.
+                    tokio::time::sleep(pause.mul_f64(0.5 + jitter::fraction())).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                     session = self.reconnect().await;
                     tenure.connected(boot_time());
                     continue;
