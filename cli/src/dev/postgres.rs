@@ -6,7 +6,8 @@ use shared::embedded_postgres::{EmbeddedError, EmbeddedPostgres, Options, SUPERU
 use shared::runtime::clock::boot_time;
 use shared::runtime::program::Failure;
 use shared::runtime::settings::Settings;
-use shared::store::{Database, migrate};
+use shared::store::pool::{CONNECT_TIMEOUT, within};
+use shared::store::{Database, Role, StoreError, migrate, slots};
 
 use super::state::State;
 use crate::output::note;
@@ -68,6 +69,9 @@ impl DevDatabase {
                 migrate::SCHEMA_VERSION
             ),
         });
+        if self.embedded.is_some() {
+            bury(&database).await.map_err(store_failure)?;
+        }
         Ok(database)
     }
 
@@ -85,6 +89,17 @@ impl DevDatabase {
             None => Ok(()),
         }
     }
+}
+
+/// A run that was killed left its worker's lease behind; on a database of our own nobody need wait for
+/// it to run out.
+async fn bury(database: &Database) -> Result<(), StoreError> {
+    let session = database.connect(Role::Worker).await?;
+    let dead = within(CONNECT_TIMEOUT, slots::declare_all_dead(&session)).await?;
+    if dead > 0 {
+        note("worker       the last run was killed; its slots are free again");
+    }
+    Ok(())
 }
 
 /// A path from here, if it is below.

@@ -39,6 +39,14 @@ suspect AS (
   ON CONFLICT (delivery_id) DO NOTHING)
 SELECT count(*) FROM dead";
 
+/// As [`DECLARE_DEAD`], of everybody.
+const DECLARE_ALL_DEAD: &str = "
+WITH dead AS (DELETE FROM workers RETURNING in_flight),
+suspect AS (
+  INSERT INTO suspects (delivery_id, deaths) SELECT DISTINCT id, 1 FROM dead, unnest(in_flight) id
+  ON CONFLICT (delivery_id) DO NOTHING)
+SELECT count(*) FROM dead";
+
 const CENSUS: &str = "
 SELECT (SELECT count(*) FROM workers WHERE expires_at > clock_timestamp() AND NOT draining),
        (SELECT count(*) FROM slots s WHERE s.owner IS NULL OR NOT EXISTS (SELECT 1 FROM workers w WHERE w.id = s.owner)),
@@ -87,6 +95,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("slots::renew", RENEW),
     ("slots::drain", DRAIN),
     ("slots::declare_dead", DECLARE_DEAD),
+    ("slots::declare_all_dead", DECLARE_ALL_DEAD),
     ("slots::census", CENSUS),
     ("slots::acquire", ACQUIRE),
     ("slots::reclaim", RECLAIM),
@@ -154,6 +163,15 @@ pub async fn declare_dead(client: &Client, incarnation: Incarnation) -> Result<i
         .query_one(DECLARE_DEAD, &[&incarnation.0])
         .await?
         .try_get(0)?)
+}
+
+/// Declares every worker dead. For a private database that has just been started again: nobody who
+/// wrote these rows lives, and if one did, the fence would stop it as any other.
+///
+/// # Errors
+/// As any statement.
+pub async fn declare_all_dead(client: &Client) -> Result<i64, StoreError> {
+    Ok(client.query_one(DECLARE_ALL_DEAD, &[]).await?.try_get(0)?)
 }
 
 /// Counts workers and free slots, and lists the slots of this incarnation.
