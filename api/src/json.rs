@@ -8,8 +8,8 @@ use std::time::Duration;
 use actix_web::web::{Bytes, Payload};
 use actix_web::{HttpRequest, http::header};
 use serde_json::{Map, Value};
-use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use time::{OffsetDateTime, UtcOffset};
 
 use crate::problem::{ApiError, FieldError, Kind};
 
@@ -225,12 +225,9 @@ impl Fields {
 
     pub(crate) fn instant(&mut self, name: &str) -> Option<OffsetDateTime> {
         let text = self.text(name)?;
-        let instant = OffsetDateTime::parse(&text, &Rfc3339).ok();
+        let instant = instant(&text);
         if instant.is_none() {
-            self.wrong(
-                name,
-                "must be an RFC 3339 instant like 2026-01-31T12:00:00Z",
-            );
+            self.wrong(name, NOT_AN_INSTANT);
         }
         instant
     }
@@ -307,6 +304,17 @@ impl Fields {
             self.wrong(name, "is not a known field");
         }
     }
+}
+
+/// What is said of a text that is no instant.
+pub(crate) const NOT_AN_INSTANT: &str = "must be an RFC 3339 instant like 2026-01-31T12:00:00Z";
+
+/// An RFC 3339 instant, in UTC. One whose offset takes it out of the years that have four digits
+/// is none: the database's driver panics on it.
+pub(crate) fn instant(text: &str) -> Option<OffsetDateTime> {
+    OffsetDateTime::parse(text, &Rfc3339)
+        .ok()?
+        .checked_to_offset(UtcOffset::UTC)
 }
 
 pub(crate) const fn kind_of(value: &Value) -> &'static str {

@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 use shared::ids::lower_bound;
 use std::collections::BTreeMap;
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
+use crate::json::{NOT_AN_INSTANT, instant};
 use crate::problem::{ApiError, Kind};
 
 const DEFAULT_LIMIT: i64 = 50;
@@ -65,6 +65,10 @@ impl Query {
                 };
                 return Err(ApiError::new(Kind::InvalidParameter, detail));
             }
+            if value.contains('\0') {
+                // No text of ours has one, and PostgreSQL refuses it.
+                return Err(invalid(&name, "must not contain U+0000"));
+            }
             if values
                 .insert(name.to_string(), value.into_owned())
                 .is_some()
@@ -85,8 +89,9 @@ impl Query {
     pub(crate) fn instant(&self, name: &str) -> Result<Option<OffsetDateTime>, ApiError> {
         self.get(name)
             .map(|text| {
-                OffsetDateTime::parse(text, &Rfc3339)
-                    .map_err(|_error| invalid(name, "must be an RFC 3339 instant like 2026-01-31T12:00:00Z (percent-encode a `+`)"))
+                instant(text).ok_or_else(|| {
+                    invalid(name, format!("{NOT_AN_INSTANT} (percent-encode a `+`)"))
+                })
             })
             .transpose()
     }
@@ -193,7 +198,8 @@ impl Page {
 
 /// The first id of the first millisecond that is not before an instant.
 fn first_id(at: OffsetDateTime) -> Uuid {
-    lower_bound(at + time::Duration::nanoseconds(999_999))
+    // The last instant there is has no next millisecond; nothing is as late as that.
+    lower_bound(at.saturating_add(time::Duration::nanoseconds(999_999)))
 }
 
 fn decode(text: &str) -> Option<([u8; HASH_BYTES], Uuid)> {

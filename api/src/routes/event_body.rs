@@ -13,10 +13,9 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use shared::ids::TenantKey;
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 use crate::ingest::NewEvent;
-use crate::json::{depth, malformed};
+use crate::json::{self, NOT_AN_INSTANT, depth, malformed};
 use crate::problem::{ApiError, FieldError, Kind};
 
 /// The deepest nesting of a payload: deeper ones overflow the stacks of the receivers' parsers.
@@ -49,6 +48,10 @@ pub(crate) fn parse(
     most_bytes: usize,
     now: OffsetDateTime,
 ) -> Result<NewEvent, ApiError> {
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        // serde would take a list for a struct's fields in their order.
+        return Err(no_object());
+    }
     let parsed: Body<'_> = serde_json::from_slice(body).map_err(|error| explain(body, &error))?;
     let payload = parsed.payload.get().as_bytes();
     if payload.len() > most_bytes {
@@ -123,8 +126,14 @@ fn too_deep(payload: &[u8]) -> Option<String> {
 }
 
 fn instant(text: &str) -> Result<OffsetDateTime, String> {
-    OffsetDateTime::parse(text, &Rfc3339)
-        .map_err(|_error| "must be an RFC 3339 instant like 2026-01-31T12:00:00Z".to_owned())
+    json::instant(text).ok_or_else(|| NOT_AN_INSTANT.to_owned())
+}
+
+fn no_object() -> ApiError {
+    ApiError::fields(vec![FieldError {
+        pointer: String::new(),
+        detail: "the body must be a JSON object".to_owned(),
+    }])
 }
 
 /// Why a body is not an event: every field that is wrong, not only the first.
@@ -134,12 +143,7 @@ fn explain(body: &[u8], error: &serde_json::Error) -> ApiError {
     }
     let fields: BTreeMap<String, &RawValue> = match serde_json::from_slice(body) {
         Ok(fields) => fields,
-        Err(other) if other.is_data() => {
-            return ApiError::fields(vec![FieldError {
-                pointer: String::new(),
-                detail: "the body must be a JSON object".to_owned(),
-            }]);
-        }
+        Err(other) if other.is_data() => return no_object(),
         Err(other) => return malformed(&other),
     };
     for name in ["external_id", "ordering_key"] {
