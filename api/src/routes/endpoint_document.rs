@@ -117,7 +117,16 @@ pub(super) fn read(
 /// The current document, with a merge patch applied (RFC 7396).
 pub(super) fn merged(current: &Endpoint, headers: &Headers, patch: Map<String, Value>) -> Fields {
     let mut document = writable(&current.draft, hidden(headers));
+    // A `null` takes away what is there; for a field that cannot be there it stays, to be refused.
+    let unknown: Vec<String> = patch
+        .keys()
+        .filter(|name| !document.contains_key(*name))
+        .cloned()
+        .collect();
     merge(&mut document, patch);
+    for name in unknown {
+        document.entry(name).or_insert(Value::Null);
+    }
     Fields::from_map(document)
 }
 

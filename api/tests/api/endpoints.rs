@@ -141,6 +141,8 @@ async fn a_patch_that_is_wrong_changes_nothing() {
         json!({"url": null}),
         json!({"description": "new", "url": "gopher://x"}),
         json!({"description": "new", "id": "x"}),
+        json!({"description": "new", "id": null}),
+        json!({"description": "new", "ordered": null}),
         json!({"description": "new", "timeout_ms": "x"}),
         json!([]),
     ] {
