@@ -23,6 +23,8 @@ pub enum DeferReason {
     InFlight,
     /// The endpoint is disabled or deleted: its deliveries are closed instead.
     NotEnabled,
+    /// The endpoint's secrets or settings cannot be read.
+    Locked,
 }
 
 impl DeferReason {
@@ -32,6 +34,7 @@ impl DeferReason {
         match self {
             Self::InFlight => "in_flight",
             Self::NotEnabled => "not_enabled",
+            Self::Locked => "locked",
         }
     }
 }
@@ -41,6 +44,9 @@ impl DeferReason {
 pub fn admit(endpoint: &EndpointConfig, in_flight: usize) -> Admission {
     if endpoint.state != EndpointState::Enabled {
         return Admission::Defer(DeferReason::NotEnabled);
+    }
+    if endpoint.locked {
+        return Admission::Defer(DeferReason::Locked);
     }
     if in_flight >= usize::from(endpoint.settings.max_in_flight) {
         return Admission::Defer(DeferReason::InFlight);

@@ -20,6 +20,9 @@ pub struct EndpointConfig {
     pub state: EndpointState,
     /// Limits and backoff.
     pub settings: EndpointSettings,
+    /// Its secrets, headers or settings cannot be read here: a wrong master key, or a newer program's
+    /// row. Nothing is sent and nothing given up; its deliveries wait until it can be read, or expire.
+    pub locked: bool,
     /// Where and how to send.
     pub target: Target,
 }

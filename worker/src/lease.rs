@@ -283,7 +283,9 @@ impl Lease {
             () = self.wake.notified() => {}
             () = drain.cancelled(), if !draining => {}
             slots = self.releases.recv() => {
-                let Some(slots) = slots else { return };
+                // None: the engine has drained and ended. Nothing is on the wire, so all may go.
+                let all = || tenure.held().iter().map(|(slot, epoch)| (*slot, *epoch)).collect();
+                let slots = slots.unwrap_or_else(all);
                 self.release(session, incarnation, tenure, slots).await;
             }
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use shared::domain::endpoint::EndpointState;
+use shared::domain::endpoint::{EndpointSettings, EndpointState};
 use shared::ids::{EndpointKey, Epoch, Slot};
 use shared::policy::signing::Secret;
 use shared::runtime::clock::{DatabaseClock, boot_time};
@@ -142,29 +142,21 @@ impl Loader {
         Ok(Input::Loaded(answers(requests, configs, rows, now)))
     }
 
-    /// Opens what is sealed. An endpoint whose secrets cannot be opened is left out: it is tried again,
-    /// and its deliveries wait, because a wrong master key is our mistake, not a reason to give up on them.
+    /// Opens what is sealed. An endpoint whose secrets cannot be opened is locked: its deliveries wait,
+    /// because a wrong master key is our mistake, not a reason to give up on them.
     fn open_all(
         &self,
         asked: &[EndpointKey],
         stored: Vec<StoredEndpoint>,
     ) -> HashMap<EndpointKey, SharedConfig> {
-        let mut configs = HashMap::with_capacity(asked.len());
-        for key in asked {
-            configs.insert(*key, Arc::new(vanished(*key)));
-        }
+        let vanished = asked.iter().map(|key| (*key, Arc::new(vanished(*key))));
+        let mut configs: HashMap<_, _> = vanished.collect();
         for endpoint in stored {
-            let key = endpoint.key;
-            let id = endpoint.id;
-            match open(&self.keys, endpoint) {
-                Ok(config) => {
-                    configs.insert(key, Arc::new(config));
-                }
-                Err(error) => {
-                    tracing::error!(endpoint.id = %id, %error, "an endpoint's secrets cannot be opened; its deliveries wait");
-                    configs.remove(&key);
-                }
-            }
+            let config = open(&self.keys, &endpoint).unwrap_or_else(|error| {
+                tracing::error!(endpoint.id = %endpoint.id, %error, "an endpoint cannot be read; its deliveries wait");
+                locked(&endpoint)
+            });
+            configs.insert(endpoint.key, Arc::new(config));
         }
         configs
     }
@@ -327,7 +319,7 @@ fn live(row: Row) -> LiveRow {
     }
 }
 
-fn open(keys: &MasterKeys, stored: StoredEndpoint) -> Result<EndpointConfig, String> {
+fn open(keys: &MasterKeys, stored: &StoredEndpoint) -> Result<EndpointConfig, String> {
     let uuid = stored.id.0;
     let mut secrets = Vec::with_capacity(stored.sealed_secrets.len());
     for (sealed, expires_at) in &stored.sealed_secrets {
@@ -355,13 +347,34 @@ fn open(keys: &MasterKeys, stored: StoredEndpoint) -> Result<EndpointConfig, Str
         id: stored.id,
         version: stored.version,
         state: stored.state,
-        settings: stored.settings,
+        settings: stored.settings.clone()?,
+        locked: false,
         target: Target {
             url: reqwest::Url::parse(&stored.url).ok(),
             headers: sender::own_headers(&headers),
             secrets,
         },
     })
+}
+
+fn locked(stored: &StoredEndpoint) -> EndpointConfig {
+    EndpointConfig {
+        key: stored.key,
+        id: stored.id,
+        version: stored.version,
+        state: stored.state,
+        settings: stored.settings.clone().unwrap_or_default(),
+        locked: true,
+        target: no_target(),
+    }
+}
+
+fn no_target() -> Target {
+    Target {
+        url: None,
+        headers: http::HeaderMap::new(),
+        secrets: Vec::new(),
+    }
 }
 
 /// An endpoint whose row is gone counts as deleted: what waits for it is closed.
@@ -371,11 +384,8 @@ fn vanished(key: EndpointKey) -> EndpointConfig {
         id: shared::ids::EndpointId(uuid::Uuid::nil()),
         version: 0,
         state: EndpointState::Deleted,
-        settings: shared::domain::endpoint::EndpointSettings::default(),
-        target: Target {
-            url: None,
-            headers: http::HeaderMap::new(),
-            secrets: Vec::new(),
-        },
+        settings: EndpointSettings::default(),
+        locked: false,
+        target: no_target(),
     }
 }

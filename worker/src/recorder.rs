@@ -19,7 +19,7 @@ use shared::domain::delivery::{CloseReason, DeadLetterClass};
 use shared::ids::Incarnation;
 use shared::policy::decide::Decision;
 use shared::runtime::clock::boot_time;
-use shared::runtime::jitter;
+use shared::runtime::{budgets, jitter};
 use shared::store::pool::within;
 use shared::store::queue::{AttemptRow, Next, RecordRow, Statements};
 use shared::store::{Database, Role, Session, StoreError, commands, queue, slots};
@@ -33,7 +33,7 @@ use crate::scheduler::{Input, Recorded};
 /// Rows in one statement; larger batches gain nothing and lengthen the wait of their first row.
 const BATCH: usize = 500;
 /// One statement: past this, a new connection.
-const STATEMENT_BUDGET: Duration = Duration::from_secs(8);
+const STATEMENT_BUDGET: Duration = budgets::RECORD_BUDGET;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 

@@ -200,6 +200,7 @@ impl Parts {
             context: Arc::new(context),
             suspects: Arc::new(Suspects {
                 database: self.database,
+                engine: self.engine,
             }),
             clock: self.clock,
             in_flight,

@@ -7,9 +7,11 @@ use std::time::Duration;
 use shared::runtime::clock::boot_time;
 use shared::store::pool::within;
 use shared::store::{Database, Role, slots};
+use tokio::sync::mpsc;
 
 use crate::deliver::{Context, deliver};
 use crate::job::Job;
+use crate::scheduler::Input;
 
 const BUDGET: Duration = Duration::from_secs(5);
 
@@ -18,6 +20,8 @@ const BUDGET: Duration = Duration::from_secs(5);
 pub struct Suspects {
     /// Connected for each suspect: they are rare.
     pub database: Database,
+    /// To the engine.
+    pub engine: mpsc::Sender<Input>,
 }
 
 impl Suspects {
@@ -28,10 +32,23 @@ impl Suspects {
             let session = self.database.connect(Role::Worker).await?;
             slots::charge_suspect(&session, job.row.id).await
         };
-        let budget = BUDGET.min(job.start_before.since(boot_time()));
+        let before = job.start_before;
+        let budget = BUDGET.min(before.since(boot_time()));
         if let Err(error) = within(budget, charging).await {
             tracing::warn!(%error, "a suspect could not be charged before it is sent");
         }
-        deliver(context, job).await;
+        if boot_time() < before {
+            deliver(context, job).await;
+            return;
+        }
+        // This process was stopped meanwhile, or the charge took all that was left of the lease.
+        let not_sent = Input::NotSent {
+            owner: job.owner,
+            endpoint: job.endpoint.key,
+            delivery: job.row.id,
+        };
+        if self.engine.send(not_sent).await.is_err() {
+            tracing::debug!("the engine has ended");
+        }
     }
 }

@@ -33,8 +33,8 @@ pub struct StoredEndpoint {
     pub state: EndpointState,
     /// As stored.
     pub url: String,
-    /// Limits and backoff.
-    pub settings: EndpointSettings,
+    /// Limits and backoff; why they cannot be read, if so: a bug, or a newer program's row.
+    pub settings: Result<EndpointSettings, String>,
     /// Own headers, sealed JSON `[[name, value], …]`.
     pub sealed_headers: Option<Vec<u8>>,
     /// Sealed secrets, the current one first, each with its end if it has one.
@@ -56,8 +56,7 @@ pub async fn read(
 
 fn read_row(row: &tokio_postgres::Row) -> Result<StoredEndpoint, StoreError> {
     let settings: serde_json::Value = row.try_get(5)?;
-    let settings: EndpointSettings = serde_json::from_value(settings)
-        .map_err(|error| StoreError::Decode(format!("endpoints.settings: {error}")))?;
+    let settings = serde_json::from_value(settings).map_err(|error| error.to_string());
     let sealed: Vec<Vec<u8>> = row.try_get(7)?;
     let ends: Vec<tokio_postgres::types::Timestamp<OffsetDateTime>> = row.try_get(8)?;
     let ends = ends.into_iter().map(|end| match end {

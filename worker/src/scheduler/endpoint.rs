@@ -25,6 +25,9 @@ use crate::job::LiveRow;
 /// and each load walks over more of what was just recorded. What is later still is found by the scan.
 const CURSOR_TRAIL_MS: u128 = 1_000;
 
+/// Payload bytes in memory for one endpoint, beyond what is on the wire.
+const MOST_BYTES_AHEAD: usize = 256 << 10;
+
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) key: EndpointKey,
@@ -148,17 +151,27 @@ impl Endpoint {
         }
         self.enabled()
             && !self.closing
-            && self.queue.len() < self.limit()
+            && self.queue.len() < self.ahead()
             && (self.more_ready || self.retry_due(now))
     }
 
-    /// The cursor to load from and how many rows to ask for.
-    pub(super) fn load_from(&self) -> (Uuid, usize) {
-        let wanted = (2 * self.limit()).saturating_sub(self.queue.len());
+    /// How many rows are worth having in memory ahead of their turn: the limit, less of large payloads,
+    /// so that a stuck endpoint does not fill the memory that all share (O1).
+    fn ahead(&self) -> usize {
+        let (row, _) = match self.queue.front() {
+            Some(front) => front,
+            None => return self.limit(),
+        };
+        let payload = row.event.as_ref().map_or(0, |event| event.payload.len());
+        self.limit().min(MOST_BYTES_AHEAD / payload.max(1)).max(1)
+    }
+
+    /// The cursor to load from, how many new rows to ask for, and how many known ones will come with them.
+    pub(super) fn load_from(&self) -> (Uuid, usize, usize) {
+        let wanted = (2 * self.ahead()).saturating_sub(self.queue.len());
         let trail = CURSOR_TRAIL_MS << 80;
         let cursor = Uuid::from_u128(self.cursor.as_u128().saturating_sub(trail));
-        // What is known comes back with the rest and must not use up the limit.
-        (cursor, wanted + self.known.len())
+        (cursor, wanted, self.known.len())
     }
 
     /// Takes in the result of a load. Returns the rows that were not known.
@@ -219,6 +232,13 @@ impl Endpoint {
         self.forget(id);
         self.due(next_due);
         self.last_active = now;
+    }
+
+    /// It was admitted, but no request was made: any load finds it again.
+    pub(super) fn not_sent(&mut self, id: Uuid, now: Now) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.known.remove(&id);
+        self.scanned(true, Some(now.database));
     }
 
     /// A row that is not ours to send any more; a load under way may still show it.

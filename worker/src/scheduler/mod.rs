@@ -41,6 +41,10 @@ use crate::job::{Job, LiveRow, Ownership, Record};
 const DEADLY: u16 = 3;
 /// Endpoints in one load statement; with twice the default limit each, some 2,500 rows at most.
 const LOAD_BATCH: usize = 128;
+/// Rows in one load statement, so that it stays small and quick whatever the payloads.
+const LOAD_ROWS: usize = 512;
+/// Bytes that a payload is taken to have until some were seen.
+const FIRST_PAYLOAD: usize = 1_024;
 /// Load statements under way at once: one works while the other's rows are handed out.
 const MOST_LOADS: usize = 2;
 /// Endpoints that were idle this long are forgotten; a hint or scan brings them back.
@@ -114,6 +118,12 @@ pub enum Input {
     LoadFailed(Vec<LoadRequest>),
     /// Records were acknowledged.
     Recorded(Vec<Recorded>),
+    /// A request was not made after all: the lease had run out before it could start.
+    NotSent {
+        owner: Ownership,
+        endpoint: EndpointKey,
+        delivery: Uuid,
+    },
     /// The endpoint changed.
     Reload { slot: Slot, endpoint: EndpointKey },
     /// Retries of the endpoint may be due now (their due time was changed).
@@ -230,6 +240,10 @@ pub struct Scheduler {
     loaded_rows: usize,
     loaded_bytes: usize,
     loads_out: usize,
+    /// Endpoints in the next load: halved when one fails, for it may have been too much.
+    load_batch: usize,
+    /// What a payload has, smoothed: how many rows fit into what is left of the bytes.
+    usual_payload: usize,
     suspects: Map<Uuid, u16>,
     suspect_queue: VecDeque<(EndpointKey, LiveRow, BootTime)>,
     suspect_out: Option<(Ownership, Uuid)>,
@@ -257,6 +271,8 @@ impl Scheduler {
             loaded_rows: 0,
             loaded_bytes: 0,
             loads_out: 0,
+            load_batch: LOAD_BATCH,
+            usual_payload: FIRST_PAYLOAD,
             suspects: Map::default(),
             suspect_queue: VecDeque::new(),
             suspect_out: None,
@@ -291,6 +307,18 @@ impl Scheduler {
             Input::Loaded(results) => self.loaded(results, now),
             Input::LoadFailed(requests) => self.load_failed(&requests, now),
             Input::Recorded(records) => self.recorded(records, now),
+            Input::NotSent {
+                owner,
+                endpoint,
+                delivery,
+            } => {
+                if self.permit_returned(owner, delivery)
+                    && let Some(endpoint) = self.endpoints.get_mut(&endpoint)
+                {
+                    endpoint.not_sent(delivery, now);
+                }
+                self.consider(endpoint, now);
+            }
             Input::Reload { slot, endpoint } => self.reload(slot, endpoint, now),
             Input::RetriesDue {
                 slot,
@@ -528,10 +556,21 @@ impl Scheduler {
         let keys: Vec<_> = self.endpoints.keys().copied().collect();
         for key in keys {
             self.settle_expired(key, now);
+            self.unlock(key, now);
         }
         self.endpoints.retain(|_, endpoint| {
             !(endpoint.is_idle() && now.boot.since(endpoint.last_active) >= FORGET_AFTER)
         });
+    }
+
+    /// Reads a locked endpoint again.
+    fn unlock(&mut self, key: EndpointKey, now: Now) {
+        let endpoint = self.endpoints.get_mut(&key);
+        let locked = |found: &&mut Endpoint| found.config.as_ref().is_some_and(|config| config.locked);
+        if let Some(endpoint) = endpoint.filter(locked) {
+            endpoint.changed();
+            consider_load(endpoint, &mut self.load_turns, now);
+        }
     }
 
     // ## Loading
@@ -552,9 +591,19 @@ impl Scheduler {
             && self.loaded_bytes < self.settings.max_loaded_bytes
     }
 
+    /// How many rows may be asked for: what fits into the bytes that are left, if they are as usual.
+    fn rows_to_load(&self) -> usize {
+        let left = self
+            .settings
+            .max_loaded_bytes
+            .saturating_sub(self.loaded_bytes);
+        (left / self.usual_payload.max(1)).clamp(1, LOAD_ROWS)
+    }
+
     fn next_loads(&mut self, now: Now) -> Vec<LoadRequest> {
         let mut batch = Vec::new();
-        while batch.len() < LOAD_BATCH {
+        let mut rows = self.rows_to_load();
+        while batch.len() < self.load_batch && rows > 0 {
             let Some(key) = self.load_turns.next() else {
                 break;
             };
@@ -570,7 +619,11 @@ impl Scheduler {
             }
             endpoint.load_out = true;
             endpoint.config_asked = endpoint.config_stale;
-            let (cursor, limit) = endpoint.load_from();
+            let (cursor, fresh, known) = endpoint.load_from();
+            let fresh = fresh.min(rows);
+            rows -= fresh;
+            // What is known comes back with the rest and must not use up the limit.
+            let limit = fresh + known;
             batch.push(LoadRequest {
                 slot: endpoint.slot,
                 epoch,
@@ -590,6 +643,7 @@ impl Scheduler {
 
     fn loaded(&mut self, results: Vec<LoadedEndpoint>, now: Now) {
         self.loads_out = self.loads_out.saturating_sub(1);
+        self.load_batch = (self.load_batch * 2).min(LOAD_BATCH);
         for result in results {
             let key = result.endpoint;
             if !self.slots.works(result.slot, result.epoch) {
@@ -612,6 +666,7 @@ impl Scheduler {
                 }
                 self.loaded_rows += 1;
                 self.loaded_bytes += size(&row);
+                self.usual_payload = (self.usual_payload * 15 + size(&row)) / 16;
                 endpoint.queue.push_back((row, now.boot));
             }
             if let Some(due) = endpoint.next_due {
@@ -624,6 +679,7 @@ impl Scheduler {
 
     fn load_failed(&mut self, requests: &[LoadRequest], now: Now) {
         self.loads_out = self.loads_out.saturating_sub(1);
+        self.load_batch = (requests.len() / 2).max(1);
         for request in requests {
             if self.slots.works(request.slot, request.epoch)
                 && let Some(endpoint) = self.endpoints.get_mut(&request.endpoint)
@@ -764,17 +820,19 @@ impl Scheduler {
         }
     }
 
+    /// A delivery is off the wire. Whether what it was sent under is still ours.
+    fn permit_returned(&mut self, owner: Ownership, delivery: Uuid) -> bool {
+        self.in_flight.remove(&(owner, delivery));
+        if self.suspect_out == Some((owner, delivery)) {
+            self.suspect_out = None;
+        }
+        self.slots.ended(owner.slot, owner.epoch);
+        self.incarnation == Some(owner.incarnation) && self.slots.works(owner.slot, owner.epoch)
+    }
+
     fn recorded(&mut self, records: Vec<Recorded>, now: Now) {
         for record in records {
-            let owner = record.owner;
-            self.in_flight.remove(&(owner, record.delivery));
-            if self.suspect_out == Some((owner, record.delivery)) {
-                self.suspect_out = None;
-            }
-            self.slots.ended(owner.slot, owner.epoch);
-            if self.incarnation != Some(owner.incarnation)
-                || !self.slots.works(owner.slot, owner.epoch)
-            {
+            if !self.permit_returned(record.owner, record.delivery) {
                 continue;
             }
             self.suspects.remove(&record.delivery);

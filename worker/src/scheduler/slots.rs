@@ -32,6 +32,8 @@ struct Owned {
 pub(super) struct OwnedSlots {
     slots: Map<Slot, Owned>,
     scan_out: bool,
+    /// Asked for while a scan was out: that one may have looked before what it is asked for.
+    scan_again: bool,
 }
 
 impl OwnedSlots {
@@ -149,6 +151,7 @@ impl OwnedSlots {
     /// A scan ended; the next one of these slots comes after a pause that grows with its cost.
     pub(super) fn scanned(&mut self, slots: &[(Slot, Epoch)], took: Duration, now: BootTime) {
         self.scan_out = false;
+        let again = std::mem::take(&mut self.scan_again);
         let rounds =
             u32::try_from(self.slots.len().div_ceil(slots.len().max(1))).unwrap_or(u32::MAX);
         let period = SCAN_PERIOD.max(took.saturating_mul(SCAN_SHARE).saturating_mul(rounds));
@@ -158,13 +161,15 @@ impl OwnedSlots {
                 .get_mut(slot)
                 .filter(|owned| owned.epoch == *epoch)
             {
-                owned.scan_at = now.after(period.min(LONGEST_SCAN_PERIOD));
+                let pause = if again { Duration::ZERO } else { period.min(LONGEST_SCAN_PERIOD) };
+                owned.scan_at = now.after(pause);
             }
         }
     }
 
     /// Every slot is due for a scan now: hints may have been lost.
     pub(super) fn scan_all(&mut self, now: BootTime) {
+        self.scan_again = self.scan_out;
         for owned in self.slots.values_mut() {
             owned.scan_at = now;
         }

@@ -229,6 +229,7 @@ fn config(endpoint: &Endpoint) -> EndpointConfig {
         version: endpoint.version,
         state: endpoint.state,
         settings,
+        locked: false,
         target: Target {
             url: None,
             headers: http::HeaderMap::new(),
