@@ -13,8 +13,9 @@ use crate::world::{AtRisk, World};
 
 /// No request starts later than this after the signal (architecture §8).
 const LAST_SEND: Duration = Duration::from_millis(100);
-/// How long a receiver takes, and so the requests on the wire at most.
-const SLOW: Duration = Duration::from_secs(2);
+/// How long a receiver takes, and so the requests on the wire at most; they must all get there
+/// before the first one ends.
+const SLOW: Duration = Duration::from_secs(4);
 /// From the end of the last request until the other worker owns everything.
 const HANDED_OVER: Duration = Duration::from_secs(2);
 const ON_THE_WIRE: usize = 50;

@@ -14,6 +14,8 @@ use crate::receiver::Answer;
 use crate::world::{AtRisk, TAKE_OVER, World};
 
 const SLOW: Duration = Duration::from_millis(1_500);
+/// Long enough to stop the worker meanwhile.
+const SLOWER: Duration = Duration::from_secs(5);
 
 /// D3: nothing that it does after it wakes counts, and it sends nothing under its old lease. The slow
 /// endpoints have rows loaded and waiting in its memory, which it would send if it could; and one answer
@@ -42,7 +44,7 @@ async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again(
     let gone = theirs[1].clone();
     world.receiver.answers(
         &gone.path,
-        &[Answer::late(SLOW).status(410), Answer::now(200)],
+        &[Answer::late(SLOWER).status(410), Answer::now(200)],
     );
     let mut others = endpoints.clone();
     others.retain(|endpoint| endpoint.key != gone.key);
@@ -103,7 +105,7 @@ async fn on_the_wire(world: &World, gone: &Endpoint, slow: &[Endpoint]) {
     let five = || world.receiver.open(|it| slow.contains(it.path.as_str())) >= 5;
     eventually(PATIENCE, || async { five().then_some(()) }).await;
     world.publish(gone).await;
-    eventually(SLOW, || async {
+    eventually(SLOWER, || async {
         (five() && world.receiver.open(|it| it.path == gone.path) > 0).then_some(())
     })
     .await;

@@ -67,19 +67,20 @@ async fn what_was_on_the_wire_at_a_death_is_sent_alone_and_cleared() {
 async fn what_was_on_the_wire_at_three_deaths_is_not_sent_again() {
     let database = TestDatabase::new().await;
     let world = World::start(database.url(), database.database()).await;
-    let mut worker = world.workers(1).await.remove(0);
+    let mut workers = world.workers(1).await;
     let deadly = world.endpoint("deadly", json!({})).await;
     let harmless = world.endpoint("harmless", json!({})).await;
     world.receiver.answers(&deadly.path, &[Answer::never()]);
     let delivery = world.publish(&deadly).await;
-    listed(&world, &worker, 1).await;
+    listed(&world, &workers[0], 1).await;
 
     for deaths in 1..=3 {
-        let next = world.worker().await;
+        workers.push(world.worker().await);
         let sent = || async { (world.receiver.at(&deadly.path).len() == deaths).then_some(()) };
         eventually(TAKE_OVER, sent).await;
-        worker.process.kill().await;
-        worker = next;
+        let owner = world.owner(deadly.slot).await;
+        let sender = workers.iter().position(|it| it.incarnation == owner);
+        workers.remove(sender.unwrap()).process.kill().await;
     }
 
     let sql = world.sql().await;

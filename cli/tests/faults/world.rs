@@ -210,6 +210,13 @@ impl World {
         .await;
     }
 
+    /// Which life of a worker owns this slot.
+    pub(crate) async fn owner(&self, slot: i16) -> Uuid {
+        let owner = "SELECT owner FROM slots WHERE slot = $1";
+        let row = self.sql().await.query_one(owner, &[&slot]).await;
+        row.unwrap().get(0)
+    }
+
     /// The slots of this life of a worker.
     pub(crate) async fn slots_of(&self, incarnation: Uuid) -> HashSet<i16> {
         let sql = self.sql().await;
