@@ -5,7 +5,8 @@ use actix_web::{HttpRequest, HttpResponse};
 use serde_json::{Value, json};
 use shared::domain::delivery::Status;
 use shared::ids::{DeliveryId, EndpointId, EventId, TenantKey, created_at};
-use shared::store::deliveries::{self as store, Attempt, Delivery, Filter};
+use shared::store::attempts::{self as attempt_store, Attempt};
+use shared::store::deliveries::{self as store, Delivery, Filter};
 use shared::store::{endpoints, notify};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -75,7 +76,7 @@ pub(super) async fn attempts(app: App, request: HttpRequest) -> Result<HttpRespo
     if store::by_ids(&**client, tenant, &[id.0]).await?.is_empty() {
         return Err(missing());
     }
-    let rows = store::attempts(&**client, tenant, id.0, before, page.fetch()).await?;
+    let rows = attempt_store::list(&**client, tenant, id.0, before, page.fetch()).await?;
     drop(client);
     reply(StatusCode::OK, &page.reply(rows, attempt_cursor, attempt))
 }

@@ -7,8 +7,6 @@
 //! - D6: cancel deletes a live row and closes it in one statement, or does nothing.
 //! - S3: every statement names the tenant.
 
-use std::net::IpAddr;
-
 use time::OffsetDateTime;
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Json;
@@ -95,14 +93,6 @@ LEFT JOIN LATERAL (
 WHERE p.status IS NOT NULL OR a.final_status IS NOT NULL
 ORDER BY u.ord";
 
-/// One delivery's attempts, newest first, those before ($4, $5). Uses `attempts_pkey`.
-const ATTEMPTS: &str = "
-SELECT no, epoch, started_at, endpoint_version, total_ms, queue_us, dns_us, connect_us, tls_us, ttfb_us,
-       outcome, status, final_status, applied, addr, response, error
-FROM attempts
-WHERE tenant_id = $1 AND delivery_id = $2 AND started_at >= $3 AND (no, epoch) < ($4, $5)
-ORDER BY no DESC, epoch DESC LIMIT $6";
-
 /// Deletes the live row, wherever it is, unless a living worker lists it as under way, and closes
 /// the delivery. A record that runs at the same time waits, finds nothing and changes nothing.
 const CANCEL: &str = "
@@ -130,7 +120,6 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("deliveries.page", PAGE),
     ("deliveries.page_in_flight", PAGE_IN_FLIGHT),
     ("deliveries.by_ids", BY_IDS),
-    ("deliveries.attempts", ATTEMPTS),
     ("deliveries.cancel", CANCEL),
     ("deliveries.retry", RETRY),
 ];
@@ -188,37 +177,6 @@ pub struct LastAttempt {
     pub error: Option<String>,
 }
 
-/// One HTTP request.
-#[derive(Debug, Clone)]
-pub struct Attempt {
-    /// From 1.
-    pub number: i16,
-    /// Of the slot's owner that made it.
-    pub epoch: i64,
-    /// Database time, estimated by the worker.
-    pub started_at: OffsetDateTime,
-    /// Which version of the endpoint.
-    pub endpoint_version: i32,
-    /// Milliseconds, DNS to last byte.
-    pub total_ms: i32,
-    /// Microseconds of each phase: waiting, DNS, connect, TLS, first byte.
-    pub phases_us: [Option<i32>; 5],
-    /// Its class.
-    pub outcome: Outcome,
-    /// HTTP status, if there was a response.
-    pub status_code: Option<i16>,
-    /// Set on the attempt that ended the delivery.
-    pub final_status: Option<Status>,
-    /// Whether it counts.
-    pub applied: bool,
-    /// The address that was dialled.
-    pub address: Option<IpAddr>,
-    /// The beginning of the response's body.
-    pub response: Option<Vec<u8>>,
-    /// What went wrong, in words.
-    pub error: Option<String>,
-}
-
 /// Ids of a tenant's deliveries, newest first.
 ///
 /// # Errors
@@ -270,29 +228,6 @@ pub async fn by_ids(
         .collect()
 }
 
-/// One delivery's attempts, newest first, those before this number and epoch.
-///
-/// # Errors
-/// Any [`StoreError`].
-pub async fn attempts(
-    client: &impl GenericClient,
-    tenant: TenantKey,
-    id: Uuid,
-    before: (i16, i64),
-    limit: i64,
-) -> Result<Vec<Attempt>, StoreError> {
-    let from = earliest_attempt(id);
-    client
-        .query(
-            ATTEMPTS,
-            &[&tenant.0, &id, &from, &before.0, &before.1, &limit],
-        )
-        .await?
-        .iter()
-        .map(attempt)
-        .collect()
-}
-
 /// Cancels a delivery that waits; whether it did.
 ///
 /// # Errors
@@ -323,7 +258,8 @@ pub async fn retry(
     Ok(client.execute(RETRY, &[&tenant.0, &id]).await? > 0)
 }
 
-fn earliest_attempt(id: Uuid) -> OffsetDateTime {
+/// No attempt of a delivery started before this.
+pub(super) fn earliest_attempt(id: Uuid) -> OffsetDateTime {
     created_at(id) - CLOCK_SLACK
 }
 
@@ -381,32 +317,8 @@ fn last_attempt(row: &tokio_postgres::Row) -> Result<Option<LastAttempt>, StoreE
     }))
 }
 
-fn attempt(row: &tokio_postgres::Row) -> Result<Attempt, StoreError> {
-    Ok(Attempt {
-        number: row.try_get(0)?,
-        epoch: row.try_get(1)?,
-        started_at: row.try_get(2)?,
-        endpoint_version: row.try_get(3)?,
-        total_ms: row.try_get(4)?,
-        phases_us: [
-            row.try_get(5)?,
-            row.try_get(6)?,
-            row.try_get(7)?,
-            row.try_get(8)?,
-            row.try_get(9)?,
-        ],
-        outcome: Outcome::try_from(row.try_get::<_, i16>(10)?)?,
-        status_code: row.try_get(11)?,
-        final_status: code(row.try_get(12)?)?,
-        applied: row.try_get(13)?,
-        address: row.try_get(14)?,
-        response: row.try_get(15)?,
-        error: row.try_get(16)?,
-    })
-}
-
 /// A nullable code as its enumeration.
-fn code<T>(code: Option<i16>) -> Result<Option<T>, StoreError>
+pub(super) fn code<T>(code: Option<i16>) -> Result<Option<T>, StoreError>
 where
     T: TryFrom<i16>,
     StoreError: From<T::Error>,

@@ -11,6 +11,8 @@
 //!   with an older one are not inserted but handed back as stale.
 //! - Resubmitting is harmless: an id that exists is not inserted again, nor are its deliveries.
 
+mod batch;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -18,6 +20,7 @@ use time::OffsetDateTime;
 use tokio_postgres::Statement;
 use uuid::Uuid;
 
+pub use self::batch::{Batch, CHANNEL_SEPARATOR, DeliveryRow, EventRow};
 use super::pool::within;
 use super::{Database, Role, Session, StoreError};
 use crate::domain::delivery::CloseReason;
@@ -30,10 +33,6 @@ const CALL_BUDGET: Duration = Duration::from_secs(11);
 
 /// The most event types of one tenant: a type is a row that is kept for good.
 pub const MAX_TYPES: i64 = 10_000;
-
-/// Separates the channels of an event inside one text: arrays of arrays cannot be ragged. Control
-/// characters are refused in channels at the API.
-pub const CHANNEL_SEPARATOR: char = '\u{1f}';
 
 /// The statement settings of this session: its plans are made once, while tables may be empty, and
 /// must stay right when they are not.
@@ -116,97 +115,6 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("ingest.find_types", FIND_TYPES),
     ("ingest.stored", STORED),
 ];
-
-/// An event as it goes into a batch.
-#[derive(Debug)]
-pub struct EventRow<'a> {
-    /// UUIDv7 of database time.
-    pub id: Uuid,
-    /// Whose event.
-    pub tenant: TenantKey,
-    /// `event_types.id`.
-    pub type_id: i32,
-    /// Too late after this.
-    pub deliver_before: Option<OffsetDateTime>,
-    /// Joined by [`CHANNEL_SEPARATOR`]; `None`: no channel.
-    pub channels: Option<String>,
-    /// Byte for byte what came in (P1).
-    pub payload: &'a [u8],
-    /// The version of the tenant's configuration that the fan-out was made from.
-    pub config_version: i64,
-}
-
-/// A delivery as it goes into a batch, under its event.
-#[derive(Debug, Clone, Copy)]
-pub struct DeliveryRow {
-    /// UUIDv7 of database time.
-    pub id: Uuid,
-    /// Where to.
-    pub endpoint: EndpointKey,
-    /// The endpoint's slot.
-    pub slot: Slot,
-    /// Set: it is closed at once instead of being made ready.
-    pub closed: Option<CloseReason>,
-}
-
-/// Columns of events and deliveries on their way into the database.
-#[derive(Debug, Default)]
-pub struct Batch<'a> {
-    ids: Vec<Uuid>,
-    tenants: Vec<i32>,
-    types: Vec<i32>,
-    deliver_before: Vec<Option<OffsetDateTime>>,
-    channels: Vec<Option<String>>,
-    payloads: Vec<&'a [u8]>,
-    /// 1-based, inclusive positions of an event's deliveries below; `last < first`: it has none.
-    firsts: Vec<i32>,
-    lasts: Vec<i32>,
-    delivery_events: Vec<Uuid>,
-    delivery_endpoints: Vec<i64>,
-    delivery_slots: Vec<i16>,
-    delivery_ids: Vec<Uuid>,
-    delivery_reasons: Vec<i16>,
-    delivery_tenants: Vec<i32>,
-    versions: HashMap<i32, i64>,
-}
-
-impl<'a> Batch<'a> {
-    /// Adds an event with its deliveries. All events of one tenant in a batch must come from the
-    /// same version of its configuration.
-    pub fn push(&mut self, event: EventRow<'a>, deliveries: impl Iterator<Item = DeliveryRow>) {
-        let first = position(self.delivery_ids.len()) + 1;
-        for delivery in deliveries {
-            self.delivery_events.push(event.id);
-            self.delivery_endpoints.push(delivery.endpoint.0);
-            self.delivery_slots.push(delivery.slot.0);
-            self.delivery_ids.push(delivery.id);
-            self.delivery_reasons
-                .push(delivery.closed.map_or(0, CloseReason::code));
-            self.delivery_tenants.push(event.tenant.0);
-        }
-        self.ids.push(event.id);
-        self.tenants.push(event.tenant.0);
-        self.types.push(event.type_id);
-        self.deliver_before.push(event.deliver_before);
-        self.channels.push(event.channels);
-        self.payloads.push(event.payload);
-        self.firsts.push(first);
-        self.lasts.push(position(self.delivery_ids.len()));
-        let version = self
-            .versions
-            .entry(event.tenant.0)
-            .or_insert(event.config_version);
-        debug_assert_eq!(
-            *version, event.config_version,
-            "two versions of a tenant's configuration in one batch"
-        );
-    }
-}
-
-/// A count as SQL's int4. Batches are far smaller.
-fn position(count: usize) -> i32 {
-    i32::try_from(count).unwrap_or(i32::MAX)
-}
 
 /// What became of a batch that committed. Positions count from 0, in the order of [`Batch::push`].
 #[derive(Debug)]

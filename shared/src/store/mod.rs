@@ -8,6 +8,7 @@
 //! the lists, and a test prepares each one against the migrated schema (`tests/store/statements.rs`).
 //! A new module adds its list there. Utility statements that cannot be prepared (DDL) stay out.
 
+pub mod attempts;
 pub mod backlog;
 pub mod deliveries;
 pub mod endpoints;
@@ -38,6 +39,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         queue::STATEMENTS,
         endpoint_configs::STATEMENTS,
         commands::STATEMENTS,
+        attempts::STATEMENTS,
         deliveries::STATEMENTS,
         endpoints::STATEMENTS,
         events::STATEMENTS,

@@ -1,0 +1,104 @@
+//! A batch of events and deliveries as columns: how they travel into the inserting statement.
+
+use std::collections::HashMap;
+
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::domain::delivery::CloseReason;
+use crate::ids::{EndpointKey, Slot, TenantKey};
+
+/// Separates the channels of an event inside one text: arrays of arrays cannot be ragged. Control
+/// characters are refused in channels at the API.
+pub const CHANNEL_SEPARATOR: char = '\u{1f}';
+
+/// An event as it goes into a batch.
+#[derive(Debug)]
+pub struct EventRow<'a> {
+    /// UUIDv7 of database time.
+    pub id: Uuid,
+    /// Whose event.
+    pub tenant: TenantKey,
+    /// `event_types.id`.
+    pub type_id: i32,
+    /// Too late after this.
+    pub deliver_before: Option<OffsetDateTime>,
+    /// Joined by [`CHANNEL_SEPARATOR`]; `None`: no channel.
+    pub channels: Option<String>,
+    /// Byte for byte what came in (P1).
+    pub payload: &'a [u8],
+    /// The version of the tenant's configuration that the fan-out was made from.
+    pub config_version: i64,
+}
+
+/// A delivery as it goes into a batch, under its event.
+#[derive(Debug, Clone, Copy)]
+pub struct DeliveryRow {
+    /// UUIDv7 of database time.
+    pub id: Uuid,
+    /// Where to.
+    pub endpoint: EndpointKey,
+    /// The endpoint's slot.
+    pub slot: Slot,
+    /// Set: it is closed at once instead of being made ready.
+    pub closed: Option<CloseReason>,
+}
+
+/// Columns of events and deliveries on their way into the database.
+#[derive(Debug, Default)]
+pub struct Batch<'a> {
+    pub(super) ids: Vec<Uuid>,
+    pub(super) tenants: Vec<i32>,
+    pub(super) types: Vec<i32>,
+    pub(super) deliver_before: Vec<Option<OffsetDateTime>>,
+    pub(super) channels: Vec<Option<String>>,
+    pub(super) payloads: Vec<&'a [u8]>,
+    /// 1-based, inclusive positions of an event's deliveries below; `last < first`: it has none.
+    pub(super) firsts: Vec<i32>,
+    pub(super) lasts: Vec<i32>,
+    pub(super) delivery_events: Vec<Uuid>,
+    pub(super) delivery_endpoints: Vec<i64>,
+    pub(super) delivery_slots: Vec<i16>,
+    pub(super) delivery_ids: Vec<Uuid>,
+    pub(super) delivery_reasons: Vec<i16>,
+    pub(super) delivery_tenants: Vec<i32>,
+    pub(super) versions: HashMap<i32, i64>,
+}
+
+impl<'a> Batch<'a> {
+    /// Adds an event with its deliveries. All events of one tenant in a batch must come from the
+    /// same version of its configuration.
+    pub fn push(&mut self, event: EventRow<'a>, deliveries: impl Iterator<Item = DeliveryRow>) {
+        let first = position(self.delivery_ids.len()) + 1;
+        for delivery in deliveries {
+            self.delivery_events.push(event.id);
+            self.delivery_endpoints.push(delivery.endpoint.0);
+            self.delivery_slots.push(delivery.slot.0);
+            self.delivery_ids.push(delivery.id);
+            self.delivery_reasons
+                .push(delivery.closed.map_or(0, CloseReason::code));
+            self.delivery_tenants.push(event.tenant.0);
+        }
+        self.ids.push(event.id);
+        self.tenants.push(event.tenant.0);
+        self.types.push(event.type_id);
+        self.deliver_before.push(event.deliver_before);
+        self.channels.push(event.channels);
+        self.payloads.push(event.payload);
+        self.firsts.push(first);
+        self.lasts.push(position(self.delivery_ids.len()));
+        let version = self
+            .versions
+            .entry(event.tenant.0)
+            .or_insert(event.config_version);
+        debug_assert_eq!(
+            *version, event.config_version,
+            "two versions of a tenant's configuration in one batch"
+        );
+    }
+}
+
+/// A count as SQL's int4. Batches are far smaller.
+fn position(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
