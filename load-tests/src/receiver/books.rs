@@ -44,6 +44,8 @@ pub struct Books {
 /// The counts as they are told to others.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Counts {
+    /// Connections that were accepted: what a sender that reuses them keeps far below the requests.
+    pub connections: u64,
     /// Distinct `webhook-id`s that were answered 2xx at least once.
     pub events: u64,
     /// Distinct deliveries that were answered 2xx at least once.
@@ -112,6 +114,11 @@ impl Books {
         {
             self.latencies.record(sent_ns, receipt.arrived_ns);
         }
+    }
+
+    /// Counts a connection.
+    pub fn connected(&mut self) {
+        self.counts.connections += 1;
     }
 
     /// Counts a request that is no delivery of Postrider's.

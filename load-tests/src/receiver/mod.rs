@@ -122,6 +122,7 @@ async fn accept(listener: TcpListener, state: Arc<State>, mut stopped: oneshot::
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _peer)) => {
+                    lock(&state.books).connected();
                     connections.spawn(serve(stream, Arc::clone(&state)));
                 }
                 // Out of descriptors: the ones in use must end first.

@@ -44,6 +44,10 @@ async fn deliveries_on_one_connection_are_answered_in_turn_and_counted_over_http
         (counts.events, counts.deliveries, counts.duplicates),
         (1, 2, 1)
     );
+    assert_eq!(
+        counts.connections, 2,
+        "one for the deliveries, one for this question"
+    );
     let ask_events = request("GET", "/control/events", None, b"");
     let events = ask(receiver.addr, &ask_events).await.unwrap();
     assert_eq!(events, event.as_bytes());

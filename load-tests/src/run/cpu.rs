@@ -9,6 +9,9 @@ use serde::Serialize;
 /// The kernel's unit in `/proc/<pid>/stat`: `USER_HZ`, 100 on every architecture we build for.
 const TICKS_PER_SECOND: f64 = 100.0;
 
+/// Children of PostgreSQL that ended: mostly autovacuum's workers.
+const ENDED: &str = "ended (autovacuum)";
+
 /// Seconds of CPU by name.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Cpu {
@@ -45,7 +48,7 @@ pub(super) fn read(
     let main = stat(postmaster).context("PostgreSQL's first process")?;
     let mut total = main.own + main.ended_children;
     cpu.postgres
-        .insert("ended backends".to_owned(), seconds(main.ended_children));
+        .insert(ENDED.to_owned(), seconds(main.ended_children));
     for id in process_ids()? {
         if let Some(child) = stat(id).filter(|stat| stat.parent == postmaster) {
             total += child.own;
@@ -58,7 +61,7 @@ pub(super) fn read(
 }
 
 impl Cpu {
-    /// What was used since `before`. A backend that ended since counts under "ended backends".
+    /// What was used since `before`. A backend that ended since counts under [`ENDED`].
     pub(super) fn since(&self, before: &Self) -> Self {
         let difference = |now: &BTreeMap<String, f64>, then: &BTreeMap<String, f64>| {
             now.iter()

@@ -24,9 +24,11 @@ pub(super) const SETTINGS: &[(&str, &str)] = &[
 
 /// A running cluster with a migrated database.
 pub(super) struct Postgres {
-    pub(super) server: EmbeddedPostgres,
+    server: EmbeddedPostgres,
     pub(super) url: String,
     pub(super) postmaster: u32,
+    /// Whether the statements are counted.
+    statements: bool,
     /// For the counters.
     client: Client,
 }
@@ -39,14 +41,25 @@ pub(super) struct Counters {
 }
 
 impl Postgres {
-    pub(super) async fn start() -> anyhow::Result<Self> {
-        let settings = SETTINGS
+    pub(super) async fn start(more: &[String], statements: bool) -> anyhow::Result<Self> {
+        let mut settings: Vec<(String, String)> = SETTINGS
             .iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        if statements {
+            settings.push((
+                "shared_preload_libraries".to_owned(),
+                "pg_stat_statements".to_owned(),
+            ));
+        }
+        for setting in more {
+            let (name, value) = setting.split_once('=').with_context(|| setting.clone())?;
+            settings.push((name.to_owned(), value.to_owned()));
+        }
         let options = Options {
             data_dir: None,
             durable: true,
-            settings: settings.collect(),
+            settings,
         };
         let server = EmbeddedPostgres::start(options).await?;
         let maintenance = connect(&server.url("postgres")).await?;
@@ -57,7 +70,13 @@ impl Postgres {
         migrate(&Database::new(&url)?).await?;
         let postmaster = server.pid().context("PostgreSQL has no process id")?;
         let client = connect(&url).await?;
+        if statements {
+            client
+                .batch_execute("CREATE EXTENSION pg_stat_statements")
+                .await?;
+        }
         Ok(Self {
+            statements,
             server,
             url,
             postmaster,
@@ -74,6 +93,20 @@ impl Postgres {
             wal_bytes: row.get(0),
             commits: row.get(1),
         })
+    }
+
+    /// Writes what the statements cost so far to stderr, if they are counted.
+    pub(super) async fn show_statements(&self) -> anyhow::Result<()> {
+        const QUERY: &str = "SELECT format('%8s calls %8s ms  %9s ms each %8s rows each %8s B WAL each  %s', calls, \
+             round(total_exec_time), round(mean_exec_time::numeric, 3), round(rows::numeric / calls, 1), \
+             round(wal_bytes / calls), left(regexp_replace(query, '\\s+', ' ', 'g'), 110)) \
+             FROM pg_stat_statements ORDER BY total_exec_time DESC LIMIT 14";
+        if self.statements {
+            for row in self.client.query(QUERY, &[]).await? {
+                eprintln!("{}", row.get::<_, &str>(0));
+            }
+        }
+        Ok(())
     }
 
     /// Deliveries that are not final.
@@ -103,6 +136,14 @@ impl Counters {
             each(self.wal_bytes - before.wal_bytes),
             each(self.commits - before.commits),
         )
+    }
+}
+
+impl Postgres {
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
+        // Before the server ends it, which would be an error.
+        drop(self.client);
+        Ok(self.server.stop().await?)
     }
 }
 

@@ -40,6 +40,12 @@ pub struct RunArguments {
     /// Keep the processes' logs in this directory
     #[arg(long)]
     logs: Option<PathBuf>,
+    /// Give PostgreSQL a setting: NAME=VALUE
+    #[arg(long)]
+    postgres: Vec<String>,
+    /// Load pg_stat_statements (a little slower) and show what the statements cost
+    #[arg(long)]
+    statements: bool,
     /// Give the API or the worker a setting: api:NAME=VALUE or worker:NAME=VALUE
     #[arg(long)]
     set: Vec<String>,
@@ -116,6 +122,8 @@ async fn one(scenario: Scenario, arguments: &RunArguments) -> anyhow::Result<Out
         own,
         logs: arguments.logs.clone(),
         settings: arguments.set.clone(),
+        postgres: arguments.postgres.clone(),
+        statements: arguments.statements,
         verify: scenario.verify,
     };
     let system = System::start(&options).await?;

@@ -33,6 +33,8 @@ pub(super) struct Outcome {
     pub(super) unacknowledged: u64,
     /// Retries of what the receiver refused.
     pub(super) repeats: u64,
+    /// Connections that the receiver accepted, the runner's few included.
+    pub(super) connections: u64,
     pub(super) signatures_good: u64,
     pub(super) signatures_bad: u64,
     /// Requests at the receiver with other headers or payload bytes than were sent.
@@ -106,6 +108,7 @@ impl Outcome {
             duplicates: received.duplicates,
             unacknowledged,
             repeats: received.repeats,
+            connections: received.connections,
             signatures_good: received.signatures_good,
             signatures_bad: received.signatures_bad,
             malformed: received.malformed,

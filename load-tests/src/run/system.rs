@@ -47,6 +47,10 @@ pub(super) struct Options {
     /// `api:NAME=VALUE`, `worker:NAME=VALUE`.
     pub(super) settings: Vec<String>,
     pub(super) verify: Verify,
+    /// `NAME=VALUE` for PostgreSQL.
+    pub(super) postgres: Vec<String>,
+    /// Whether the database counts its statements.
+    pub(super) statements: bool,
 }
 
 /// Everything that runs. Dropping it kills the processes; the database stops by itself.
@@ -81,7 +85,7 @@ impl System {
             .clone()
             .unwrap_or_else(|| dir.path().to_owned());
         std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
-        let postgres = Postgres::start().await?;
+        let postgres = Postgres::start(&options.postgres, options.statements).await?;
         let (receiver, receiver_addr) = start_receiver(options, &logs).await?;
         let admin_token = random_key();
         let (api_addr, api_metrics, worker_metrics) = (free_addr()?, free_addr()?, free_addr()?);
@@ -173,6 +177,7 @@ impl System {
         let live_at_end = self.settle().await?;
         tokio::time::sleep(COUNTERS).await;
         let counters = self.postgres.counters().await?;
+        self.postgres.show_statements().await?;
         let received: Counts = self.counts().await?;
         let measured = Measured {
             received_ids: ids(&self.control("GET", "events", b"").await?),
@@ -343,7 +348,7 @@ impl System {
         self.api.stop().await?;
         self.worker.stop().await?;
         drop(self.receiver);
-        Ok(self.postgres.server.stop().await?)
+        self.postgres.stop().await
     }
 }
 

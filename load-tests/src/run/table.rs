@@ -41,6 +41,10 @@ fn figures(outcome: &Outcome) -> Vec<Row> {
             format!("{} / {}", outcome.signatures_good, outcome.signatures_bad),
         ),
         row(
+            "connections",
+            format!("{} at the receiver", outcome.connections),
+        ),
+        row(
             "replies",
             format!("{:?}, {} broken", outcome.statuses, outcome.broken),
         ),
