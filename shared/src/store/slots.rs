@@ -18,10 +18,12 @@ use uuid::Uuid;
 use super::StoreError;
 use crate::ids::{Epoch, Incarnation, Slot};
 
-/// Again after a lost answer: the row may be there already.
+/// Again after a lost answer: the row may be there already, and renewed since by the time that the
+/// first of two statements comes through.
 const JOIN: &str = "INSERT INTO workers (id, name, expires_at)
 VALUES ($1, $2, clock_timestamp() + $3::float8 * interval '1 s')
-ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at RETURNING clock_timestamp()";
+ON CONFLICT (id) DO UPDATE SET expires_at = greatest(workers.expires_at, excluded.expires_at)
+RETURNING clock_timestamp()";
 
 /// By `workers_pkey`. Does not conflict with the KEY SHARE of a running record.
 const RENEW: &str = "UPDATE workers SET expires_at = clock_timestamp() + $2::float8 * interval '1 s', in_flight = $3

@@ -50,7 +50,8 @@ pub(crate) enum Mutation {
     SnapshotFence,
     /// A load is answered from the snapshot of the load before, whose tombstones are gone.
     StaleLoads,
-    /// The first load of a slot is answered from the snapshot of its take-over.
+    /// Declaring dead, taking over and reading are one statement: one snapshot, which is older than the
+    /// records that it waited for.
     TakeOverSnapshot,
     /// A record counts even if its row is gone.
     RecordsRepeat,

@@ -35,7 +35,9 @@ use check::{Invariant, Mutation, Violation};
 use world::{Counts, World};
 
 /// Seeds of the short form, part of every test run.
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 400;
+/// A mutation is noticed within so many; the rarest needs some hundreds.
+const MUTATED_SEEDS: u64 = 5_000;
 
 struct Failure {
     seed: u64,
@@ -114,5 +116,41 @@ fn one_seed() {
     match explore(seed, Mutation::None) {
         Ok(counts) => println!("seed {seed}: {counts:?}"),
         Err(failure) => panic!("{}", report(&failure)),
+    }
+}
+
+/// The first seed whose run notices the mutation, and what it violates.
+fn caught(mutation: Mutation, within: u64) -> Option<Failure> {
+    (0..within).find_map(|seed| explore(seed, mutation).err())
+}
+
+#[test]
+fn every_mutation_is_noticed() {
+    let cases: [(Mutation, &[Invariant]); 10] = [
+        (Mutation::NoFence, &[Invariant::Fence]),
+        (Mutation::SnapshotFence, &[Invariant::Fence]),
+        (Mutation::StaleLoads, &[Invariant::Repeated]),
+        (Mutation::TakeOverSnapshot, &[Invariant::Repeated]),
+        (Mutation::RecordsRepeat, &[Invariant::Final]),
+        (Mutation::EndlessLease, &[Invariant::Lease]),
+        (Mutation::DeathDoesNotWait, &[Invariant::Fence]),
+        (
+            Mutation::BlindTakeOver,
+            &[Invariant::Repeated, Invariant::Fence],
+        ),
+        (Mutation::NoComparison, &[Invariant::Lost]),
+        (Mutation::BlindClosing, &[Invariant::Closed]),
+    ];
+    for (mutation, expected) in cases {
+        let Some(failure) = caught(mutation, MUTATED_SEEDS) else {
+            panic!("{mutation:?} is not noticed in {MUTATED_SEEDS} runs");
+        };
+        let (seed, violation) = (failure.seed, &failure.violation);
+        println!("{mutation:?}: seed {seed}: {violation}");
+        assert!(
+            expected.contains(&violation.invariant),
+            "{mutation:?}: {}",
+            report(&failure)
+        );
     }
 }

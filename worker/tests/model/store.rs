@@ -150,11 +150,11 @@ enum Snapshot {
     Dying {
         candidates: Vec<Incarnation>,
         next: usize,
+        live: View,
     },
     Free {
         candidates: Vec<(Slot, Epoch)>,
         workers: BTreeSet<Incarnation>,
-        live: View,
     },
     Closing {
         fenced: bool,
@@ -201,6 +201,7 @@ pub(crate) struct Store {
     /// Only for mutations: what earlier snapshots saw.
     seen: BTreeMap<(EndpointKey, Epoch), View>,
     before_take_over: BTreeMap<(Slot, Epoch), View>,
+    at_death: BTreeMap<Incarnation, View>,
 }
 
 impl Store {
@@ -225,6 +226,7 @@ impl Store {
             mutation,
             seen: BTreeMap::new(),
             before_take_over: BTreeMap::new(),
+            at_death: BTreeMap::new(),
         }
     }
 
@@ -256,8 +258,7 @@ impl Store {
             }
             | Statement::MakeDue(me, ..)
             | Statement::RemoveCommands(me, _) => {
-                let unfenced = matches!(self.mutation, Mutation::NoFence | Mutation::SnapshotFence);
-                if unfenced || !self.workers.contains_key(me) {
+                if self.is_unfenced() || !self.workers.contains_key(me) {
                     return true;
                 }
                 let locks = self.locks.entry(*me).or_default();
@@ -310,7 +311,10 @@ impl Store {
     /// One row after the other, holding those it has; one that was renewed meanwhile is let live.
     fn lock_the_dead(&mut self, execution: &mut Execution, now: OffsetDateTime) -> bool {
         loop {
-            let Snapshot::Dying { candidates, next } = &mut execution.snapshot else {
+            let Snapshot::Dying {
+                candidates, next, ..
+            } = &mut execution.snapshot
+            else {
                 return true;
             };
             let Some(worker) = candidates.get(*next).copied() else {
@@ -402,6 +406,7 @@ impl Store {
                 Snapshot::Dying {
                     candidates: dead.map(|(id, _)| *id).collect(),
                     next: 0,
+                    live: self.copy_for(Mutation::TakeOverSnapshot),
                 }
             }
             Statement::Acquire(me, count) => self.free(*me, *count),
@@ -434,6 +439,10 @@ impl Store {
         row.owner == Some(owner.incarnation)
             && row.epoch == owner.epoch
             && self.workers.contains_key(&owner.incarnation)
+    }
+
+    fn is_unfenced(&self) -> bool {
+        matches!(self.mutation, Mutation::NoFence | Mutation::SnapshotFence)
     }
 
     fn fence(&self, me: Incarnation, owner: Ownership) -> bool {
@@ -475,23 +484,21 @@ impl Store {
             .is_none_or(|owner| !self.workers.contains_key(&owner))
     }
 
+    fn copy_for(&self, mutation: Mutation) -> View {
+        if self.mutation == mutation {
+            Rc::new(self.live.clone())
+        } else {
+            Rc::default()
+        }
+    }
+
     fn free(&self, me: Incarnation, count: usize) -> Snapshot {
-        let free = self
-            .numbered()
-            .filter(|(_, row)| self.is_free(*row))
-            .take(count);
+        let free = self.numbered().filter(|(_, row)| self.is_free(*row));
         let alive = self.workers.contains_key(&me);
+        let free = free.take(count).filter(|_| alive);
         Snapshot::Free {
-            candidates: free
-                .filter(|_| alive)
-                .map(|(slot, row)| (slot, row.epoch))
-                .collect(),
+            candidates: free.map(|(slot, row)| (slot, row.epoch)).collect(),
             workers: self.workers.keys().copied().collect(),
-            live: if self.mutation == Mutation::TakeOverSnapshot {
-                Rc::new(self.live.clone())
-            } else {
-                Rc::default()
-            },
         }
     }
 
@@ -587,41 +594,43 @@ impl Store {
                 let locked = run.shares == Some(*me);
                 self.record(outcomes, &fenced, &found, locked)
             }
-            (Statement::DeclareDead(_), _) => self.bury(&run.excludes),
+            (Statement::DeclareDead(me), Snapshot::Dying { live, .. }) => {
+                self.bury(*me, &run.excludes, live)
+            }
             (
                 Statement::Acquire(me, _),
                 Snapshot::Free {
                     candidates,
                     workers,
-                    live,
                 },
-            ) => self.take(*me, &candidates, &workers, &live),
+            ) => self.take(*me, &candidates, &workers),
             (Statement::Close { owner, reason, .. }, Snapshot::Closing { fenced, rows }) => {
-                let fenced = fenced && run.shares.is_some();
+                let fenced = fenced && (run.shares.is_some() || self.is_unfenced());
                 self.close(*owner, *reason, (fenced, &rows), now)
             }
             (Statement::MakeDue(_, id, at), Snapshot::Owned(mine)) => {
-                if mine && run.shares.is_some() {
+                if mine && (run.shares.is_some() || self.is_unfenced()) {
                     self.make_due(*id, *at);
                 }
                 Answer::Done
             }
-            (statement, _) => self.write_simple(statement, run.at, run.shares.is_some()),
+            (statement, _) => {
+                let fenced = run.shares.is_some() || self.is_unfenced();
+                self.write_simple(statement, run.at, fenced)
+            }
         }
     }
 
-    fn write_simple(&mut self, statement: &Statement, at: OffsetDateTime, shares: bool) -> Answer {
+    fn write_simple(&mut self, statement: &Statement, at: OffsetDateTime, fenced: bool) -> Answer {
         match statement {
             Statement::Join(me) => {
                 let expires_at = at + self.ttl;
-                self.workers.insert(
-                    *me,
-                    Worker {
-                        expires_at,
-                        in_flight: vec![],
-                        draining: false,
-                    },
-                );
+                let row = self.workers.entry(*me).or_insert(Worker {
+                    expires_at,
+                    in_flight: vec![],
+                    draining: false,
+                });
+                row.expires_at = row.expires_at.max(expires_at);
                 Answer::Time(Some(at))
             }
             Statement::Renew(me, in_flight) => {
@@ -665,7 +674,7 @@ impl Store {
                 let slots = self.slots.clone();
                 let mine = |slot: Slot| slots[usize::try_from(slot.0).unwrap()].owner == Some(*me);
                 self.commands
-                    .retain(|id, row| !(shares && ids.contains(id) && mine(row.slot)));
+                    .retain(|id, row| !(fenced && ids.contains(id) && mine(row.slot)));
                 Answer::Done
             }
             _ => Answer::Done,
@@ -679,7 +688,7 @@ impl Store {
         found: &[Option<u64>],
         locked: bool,
     ) -> Answer {
-        let unfenced = matches!(self.mutation, Mutation::NoFence | Mutation::SnapshotFence);
+        let unfenced = self.is_unfenced();
         let mut applied = 0;
         for ((outcome, fenced), found) in outcomes.iter().zip(fenced).zip(found) {
             if !fenced || !(locked || unfenced) {
@@ -771,12 +780,16 @@ impl Store {
         }
     }
 
-    fn bury(&mut self, dead: &[Incarnation]) -> Answer {
+    fn bury(&mut self, me: Incarnation, dead: &[Incarnation], view: View) -> Answer {
         for worker in dead {
             let in_flight = self.workers.remove(worker).map(|row| row.in_flight);
             for id in in_flight.unwrap_or_default() {
                 self.suspects.entry(id).or_insert(1);
             }
+        }
+        self.at_death.remove(&me);
+        if !dead.is_empty() {
+            self.at_death.insert(me, view);
         }
         Answer::Count(dead.len())
     }
@@ -786,7 +799,6 @@ impl Store {
         me: Incarnation,
         candidates: &[(Slot, Epoch)],
         workers: &BTreeSet<Incarnation>,
-        view: &View,
     ) -> Answer {
         let blind = self.mutation == Mutation::BlindTakeOver;
         let mut taken = Vec::new();
@@ -799,9 +811,9 @@ impl Store {
                 taken.push((*slot, row.epoch));
             }
         }
-        if self.mutation == Mutation::TakeOverSnapshot {
-            self.before_take_over
-                .extend(taken.iter().map(|slot| (*slot, Rc::clone(view))));
+        if let Some(view) = self.at_death.remove(&me) {
+            let views = taken.iter().map(|slot| (*slot, Rc::clone(&view)));
+            self.before_take_over.extend(views);
         }
         Answer::Slots(taken)
     }

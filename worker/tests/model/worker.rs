@@ -13,7 +13,7 @@ use worker::scheduler::{Effect, Input, Now, Scheduler, SchedulerSettings};
 
 use crate::check::Mutation;
 use crate::lease::LeaseLoop;
-use crate::store::{Answer, Statement};
+use crate::store::{Answer, Statement, short};
 use crate::tasks::{CommandsLoop, LoaderLoop, RecorderLoop};
 use crate::world::{CallId, Event, Life, MARGIN, MILLI, Micros, SECOND, TTL, World};
 
@@ -265,7 +265,19 @@ impl World {
         let suspects = &mut self.processes[index].suspects;
         if let Some(at) = suspects.iter().position(|(id, _)| *id == call) {
             let (_, job) = suspects.remove(at);
-            self.send(index, job);
+            if self.boot_time(index) < job.start_before {
+                return self.send(index, job);
+            }
+            let (owner, endpoint, delivery) = (job.owner, job.endpoint.key, job.row.id);
+            self.tell(|| format!("w{index} does not send {}, it is too late", short(delivery)));
+            self.input(
+                index,
+                Input::NotSent {
+                    owner,
+                    endpoint,
+                    delivery,
+                },
+            );
         }
     }
 
