@@ -21,6 +21,20 @@ const TENANT_SCOPES: [&str; 4] = ["events:write", "endpoints:write", "read", "re
 /// Also: make tenants.
 const TENANTS_WRITE: &str = "tenants:write";
 
+/// The longest life of a key that has an end: a hundred years.
+const LONGEST_LIFE: Duration = Duration::from_hours(24 * 36_500);
+
+/// How long a key holds.
+fn lifetime(text: &str) -> Result<Duration, String> {
+    let length = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if length.is_zero() || length > LONGEST_LIFE {
+        let text =
+            "expected more than nothing and at most 36500d; leave it out for a key without end";
+        return Err(text.to_owned());
+    }
+    Ok(length)
+}
+
 /// Whom a key speaks for
 #[derive(Debug, Clone, clap::Args)]
 #[group(required = true, multiple = false)]
@@ -44,7 +58,7 @@ Examples:
         #[command(flatten)]
         owner: Owner,
         /// What it is for
-        #[arg(long)]
+        #[arg(long, value_parser = organization::name)]
         name: String,
         /// What it may do [default: everything]
         #[arg(long = "scope", value_parser = [
@@ -52,7 +66,7 @@ Examples:
         ])]
         scopes: Vec<String>,
         /// When it expires, from now [default: never]
-        #[arg(long, value_name = "LENGTH", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "LENGTH", value_parser = lifetime)]
         expires_in: Option<Duration>,
     },
     /// List an owner's keys, newest first; never their text

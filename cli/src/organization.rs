@@ -13,12 +13,30 @@ use crate::store::{connect, store_failure};
 /// Rows per query of a list.
 pub(crate) const PAGE: i64 = 250;
 
+/// The longest name, as in the API.
+const MOST_NAME: usize = 256;
+
+/// A name for people; the API has the same rules.
+pub(crate) fn name(text: &str) -> Result<String, String> {
+    short_text(text, MOST_NAME)
+}
+
+/// A text that says something, on one line.
+pub(crate) fn short_text(text: &str, most: usize) -> Result<String, String> {
+    if text.trim().is_empty() || text.chars().count() > most || text.chars().any(char::is_control) {
+        return Err(format!(
+            "expected 1 to {most} characters, none of them a control character"
+        ));
+    }
+    Ok(text.to_owned())
+}
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     /// Make an organization; prints its id
     Create {
         /// For people
-        #[arg(long)]
+        #[arg(long, value_parser = name)]
         name: String,
     },
     /// List all organizations, newest first

@@ -17,13 +17,13 @@ pub(crate) enum Command {
     /// Make a tenant; prints its id
     Create {
         /// For people
-        #[arg(long)]
+        #[arg(long, value_parser = organization::name)]
         name: String,
         /// The organization that it belongs to; without one it stands alone
         #[arg(long, value_name = "ORG_ID")]
         organization: Option<OrganizationId>,
         /// The organization's own name for it, unique there
-        #[arg(long, value_name = "TEXT", requires = "organization")]
+        #[arg(long, value_name = "TEXT", requires = "organization", value_parser = external_id)]
         external_id: Option<String>,
     },
     /// List tenants, newest first
@@ -32,6 +32,13 @@ pub(crate) enum Command {
         #[arg(long, value_name = "ORG_ID")]
         organization: Option<OrganizationId>,
     },
+}
+
+/// The longest name that an organization may have for a tenant, as in the API.
+const MOST_EXTERNAL_ID: usize = 128;
+
+fn external_id(text: &str) -> Result<String, String> {
+    organization::short_text(text, MOST_EXTERNAL_ID)
 }
 
 #[derive(Debug, Serialize)]

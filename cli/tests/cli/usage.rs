@@ -46,6 +46,31 @@ fn every_command_explains_itself() {
 }
 
 #[test]
+fn names_and_lifetimes_that_cannot_be_are_wrong_usage() {
+    let tenant = "tnt_00000000000000000000000000";
+    let long = "x".repeat(257);
+    let key = |length| {
+        let flags = ["--name", "k", "--expires-in", length];
+        [&["key", "create", "--tenant", tenant], &flags[..]].concat()
+    };
+    for (args, named) in [
+        (key("0s"), "--expires-in"),
+        (key("999999999d"), "--expires-in"),
+        (vec!["tenant", "create", "--name", ""], "--name"),
+        (vec!["tenant", "create", "--name", "a\nb"], "--name"),
+        (vec!["organization", "create", "--name", &long], "--name"),
+        (
+            vec!["key", "create", "--tenant", tenant, "--name", " "],
+            "--name",
+        ),
+    ] {
+        let said = run(postrider(&args).env("DATABASE_URL", NOBODY)).ended_with(2);
+
+        assert!(said.stderr.contains(named), "{args:?}: {said:?}");
+    }
+}
+
+#[test]
 fn help_gives_each_setting_its_default_and_its_variable() {
     for (program, names) in [("api", table::API), ("worker", table::WORKER)] {
         let help = run(&mut postrider(&[program, "--help"])).ended_with(0);
