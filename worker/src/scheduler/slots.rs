@@ -161,7 +161,11 @@ impl OwnedSlots {
                 .get_mut(slot)
                 .filter(|owned| owned.epoch == *epoch)
             {
-                let pause = if again { Duration::ZERO } else { period.min(LONGEST_SCAN_PERIOD) };
+                let pause = if again {
+                    Duration::ZERO
+                } else {
+                    period.min(LONGEST_SCAN_PERIOD)
+                };
                 owned.scan_at = now.after(pause);
             }
         }

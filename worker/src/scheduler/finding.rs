@@ -1,0 +1,150 @@
+//! Finding work: hints, scans and due times name endpoints; their rows are loaded on demand.
+
+use std::time::Duration;
+
+use shared::ids::{EndpointKey, Epoch, Slot, TenantKey};
+
+use super::endpoint::Endpoint;
+use super::{Found, Now, Scheduler, consider_load, size};
+
+/// Endpoints that were idle this long are forgotten; a hint or scan brings them back.
+const FORGET_AFTER: Duration = Duration::from_secs(60);
+/// Where endpoints wait whose tenant is not known before their first row is loaded.
+const UNKNOWN_TENANT: TenantKey = TenantKey(0);
+
+impl Scheduler {
+    pub(super) fn hinted(&mut self, pairs: &[(Slot, EndpointKey)], now: Now) {
+        for (slot, key) in pairs {
+            if self.slots.working(*slot).is_none() {
+                continue;
+            }
+            // The tenant of an endpoint that is not known yet comes with its rows; until then it
+            // takes its turn to load among the unknown.
+            let endpoint = self
+                .endpoints
+                .entry(*key)
+                .or_insert_with(|| Endpoint::new(*key, *slot, UNKNOWN_TENANT, now.boot));
+            endpoint.hinted();
+            consider_load(endpoint, &mut self.load_turns, now);
+        }
+    }
+
+    pub(super) fn scanned(
+        &mut self,
+        slots: &[(Slot, Epoch)],
+        found: Vec<Found>,
+        took: Duration,
+        now: Now,
+    ) {
+        self.slots.scanned(slots, took, now.boot);
+        for found in found {
+            let epoch = slots
+                .iter()
+                .find(|(slot, _)| *slot == found.slot)
+                .map(|(_, epoch)| *epoch);
+            if epoch.is_none() || self.slots.working(found.slot) != epoch {
+                continue;
+            }
+            let endpoint = self.endpoints.entry(found.endpoint).or_insert_with(|| {
+                Endpoint::new(found.endpoint, found.slot, found.tenant, now.boot)
+            });
+            endpoint.tenant = found.tenant;
+            endpoint.scanned(found.ready, found.next_due);
+            if let Some(due) = endpoint.next_due {
+                self.due.insert((due, found.endpoint));
+            }
+            // Rows of an endpoint that takes none: it may be enabled again. Asked before they are closed.
+            if !endpoint.config_stale && !endpoint.enabled() && !endpoint.closing {
+                endpoint.changed();
+            }
+            consider_load(endpoint, &mut self.load_turns, now);
+        }
+    }
+
+    pub(super) fn retries_due(
+        &mut self,
+        slot: Slot,
+        key: EndpointKey,
+        tenant: TenantKey,
+        now: Now,
+    ) {
+        if self.slots.working(slot).is_none() {
+            return;
+        }
+        let new = || Endpoint::new(key, slot, tenant, now.boot);
+        let endpoint = self.endpoints.entry(key).or_insert_with(new);
+        endpoint.due(Some(now.database));
+        consider_load(endpoint, &mut self.load_turns, now);
+    }
+
+    pub(super) fn reload(&mut self, slot: Slot, key: EndpointKey, now: Now) {
+        let Some(endpoint) = self
+            .endpoints
+            .get_mut(&key)
+            .filter(|found| found.slot == slot)
+        else {
+            return;
+        };
+        endpoint.changed();
+        self.unload(key, now);
+        self.consider(key, now);
+    }
+
+    /// Drops what is loaded of an endpoint and not sent.
+    pub(super) fn unload(&mut self, key: EndpointKey, now: Now) {
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        for (row, _) in endpoint.unload(now) {
+            self.loaded_rows -= 1;
+            self.loaded_bytes -= size(&row);
+        }
+        self.suspect_queue.retain(|(waiting, row, _)| {
+            if *waiting == key {
+                endpoint.dropped(row, now);
+            }
+            *waiting != key
+        });
+    }
+
+    pub(super) fn tick(&mut self, now: Now) {
+        while let Some((due, key)) = self
+            .due
+            .first()
+            .copied()
+            .filter(|(due, _)| *due <= now.database)
+        {
+            self.due.remove(&(due, key));
+            if let Some(endpoint) = self.endpoints.get_mut(&key) {
+                consider_load(endpoint, &mut self.load_turns, now);
+            }
+        }
+        if now.boot.since(self.swept_at) >= FORGET_AFTER {
+            self.swept_at = now.boot;
+            self.sweep(now);
+        }
+    }
+
+    /// Once a minute: ends deliveries that grew too old behind a stuck endpoint, forgets idle endpoints.
+    pub(super) fn sweep(&mut self, now: Now) {
+        let keys: Vec<_> = self.endpoints.keys().copied().collect();
+        for key in keys {
+            self.settle_expired(key, now);
+            self.unlock(key, now);
+        }
+        self.endpoints.retain(|_, endpoint| {
+            !(endpoint.is_idle() && now.boot.since(endpoint.last_active) >= FORGET_AFTER)
+        });
+    }
+
+    /// Reads a locked endpoint again.
+    pub(super) fn unlock(&mut self, key: EndpointKey, now: Now) {
+        let endpoint = self.endpoints.get_mut(&key);
+        let locked =
+            |found: &&mut Endpoint| found.config.as_ref().is_some_and(|config| config.locked);
+        if let Some(endpoint) = endpoint.filter(locked) {
+            endpoint.changed();
+            consider_load(endpoint, &mut self.load_turns, now);
+        }
+    }
+}
