@@ -21,6 +21,7 @@ const SLOWER: Duration = Duration::from_secs(5);
 /// endpoints have rows loaded and waiting in its memory, which it would send if it could; and one answer
 /// that waits for it is a 410, which would disable an endpoint that has answered 200 since.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again() {
     let database = TestDatabase::new().await;
     let world = World::start(database.url(), database.database()).await;

@@ -84,7 +84,7 @@ impl Crowd {
     }
 
     async fn quiet_delivery(&self, table: &str, columns: &str, values: &str) -> Uuid {
-        let id = Uuid::now_v7();
+        let id = shared::ids::new_v7(wall_time());
         let sql = format!(
             "INSERT INTO {table} (slot, tenant_id, endpoint_id, id, event_id{columns})
              VALUES (1, {TENANT}, 2, '{id}', '{}'{values})",
@@ -249,9 +249,11 @@ async fn the_hot_statements_never_plan_a_sequential_scan_of_a_queue_table() {
         crowd.session.batch_execute("DEALLOCATE hot").await.unwrap();
         let plan: Vec<String> = plan
             .iter()
-            .filter_map(|line| match line {
-                tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
-                _ => None,
+            .filter_map(|line| {
+                let tokio_postgres::SimpleQueryMessage::Row(row) = line else {
+                    return None;
+                };
+                row.get(0).map(str::to_owned)
             })
             .collect();
         let scans = plan.iter().filter(|line| {
