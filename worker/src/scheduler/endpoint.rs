@@ -23,7 +23,7 @@ use crate::job::LiveRow;
 /// processes, or two batches, stamp ids in one order and commit in another, as far apart as a commit
 /// takes. Too short, and rows wait for the scan (seconds, measured at 50 ms under full load); too long,
 /// and each load walks over more of what was just recorded. What is later still is found by the scan.
-const CURSOR_TRAIL_MS: u128 = 1_000;
+pub(super) const CURSOR_TRAIL_MS: u128 = 1_000;
 
 /// Payload bytes in memory for one endpoint, beyond what is on the wire.
 const MOST_BYTES_AHEAD: usize = 256 << 10;

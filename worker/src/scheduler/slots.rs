@@ -179,3 +179,69 @@ impl OwnedSlots {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: BootTime = BootTime(Duration::from_secs(100));
+
+    fn owning(count: i16) -> OwnedSlots {
+        let mut slots = OwnedSlots::default();
+        for slot in 0..count {
+            slots.acquire(Slot(slot), Epoch(1), START);
+        }
+        slots
+    }
+
+    #[test]
+    fn a_slot_is_scanned_when_taken_and_then_each_second_one_scan_at_a_time() {
+        let mut slots = owning(1);
+        let first = slots.next_scan(START);
+        assert_eq!(first, [(Slot(0), Epoch(1))]);
+        assert_eq!(slots.next_scan(START), [], "one is under way");
+
+        slots.scanned(&first, Duration::from_millis(1), START);
+
+        assert_eq!(slots.next_scan(START.after(Duration::from_millis(999))), []);
+        assert_eq!(slots.next_scan(START.after(SCAN_PERIOD)), first);
+    }
+
+    #[test]
+    fn a_dear_scan_comes_less_often_and_no_scan_is_put_off_for_long() {
+        let cases = [(100, 5), (150, 7), (8_000, 10)];
+        for (took, seconds) in cases {
+            let mut slots = owning(1);
+            let scan = slots.next_scan(START);
+            slots.scanned(&scan, Duration::from_millis(took), START);
+
+            assert_eq!(
+                slots.next_scan(START.after(Duration::from_secs(seconds - 1))),
+                []
+            );
+            let later = START.after(Duration::from_secs(seconds + 1));
+            assert_eq!(slots.next_scan(later), scan, "{took} ms");
+        }
+    }
+
+    #[test]
+    fn a_scan_asked_for_while_one_is_out_follows_at_once() {
+        let mut slots = owning(1);
+        let scan = slots.next_scan(START);
+        slots.scan_all(START);
+
+        slots.scanned(&scan, Duration::from_millis(900), START);
+
+        assert_eq!(slots.next_scan(START), scan);
+    }
+
+    #[test]
+    fn a_rebalancing_counts_what_is_already_on_its_way() {
+        let mut slots = owning(8);
+        slots.started(Slot(0));
+
+        assert_eq!(slots.choose_leaving(3), [Slot(1), Slot(2), Slot(3)]);
+        assert_eq!(slots.choose_leaving(4), [Slot(4)]);
+        assert_eq!(slots.choose_leaving(usize::MAX).len(), 4);
+    }
+}

@@ -53,7 +53,7 @@ pub(crate) enum Mutation {
     /// Declaring dead, taking over and reading are one statement: one snapshot, which is older than the
     /// records that it waited for.
     TakeOverSnapshot,
-    /// A record counts even if its row is gone.
+    /// A record that was submitted again counts again.
     RecordsRepeat,
     /// The scheduler believes in a lease that never ends.
     EndlessLease,

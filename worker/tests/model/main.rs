@@ -11,21 +11,22 @@
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    clippy::panic,
-    clippy::print_stdout,
     clippy::wildcard_enum_match_arm,
     clippy::cast_precision_loss,
     clippy::float_arithmetic,
     reason = "a test: what should not be stops it, and the rest of a match is what is not looked at"
 )]
 
+mod calls;
 mod chance;
 mod check;
+mod commands;
 mod faults;
 mod lease;
+mod loader;
 mod receiver;
+mod recorder;
 mod store;
-mod tasks;
 mod worker;
 mod world;
 

@@ -160,7 +160,7 @@ impl World {
             self.violated(Invariant::Attempts, text);
         }
         self.tell(|| format!("w{process} {}: {:?}", short(key.0), record.decision));
-        self.to_record(process, record);
+        self.hand_to_recorder(process, record);
     }
 
     /// The engine was told that a record was acknowledged.

@@ -12,9 +12,11 @@ use worker::loader::{Close, Question};
 use worker::scheduler::{Effect, Input, Now, Scheduler, SchedulerSettings};
 
 use crate::check::Mutation;
+use crate::commands::CommandsLoop;
 use crate::lease::LeaseLoop;
+use crate::loader::LoaderLoop;
+use crate::recorder::RecorderLoop;
 use crate::store::{Answer, Statement, short};
-use crate::tasks::{CommandsLoop, LoaderLoop, RecorderLoop};
 use crate::world::{CallId, Event, Life, MARGIN, MILLI, Micros, SECOND, TTL, World};
 
 /// Permits of a worker.
@@ -36,7 +38,6 @@ pub(crate) enum Task {
 }
 
 pub(crate) struct Process {
-    pub(crate) index: usize,
     pub(crate) life: u64,
     pub(crate) alive: bool,
     pub(crate) frozen_until: Micros,
@@ -64,9 +65,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn new(index: usize, boot: Duration, mutation: Mutation) -> Self {
+    pub(crate) fn new(boot: Duration, mutation: Mutation) -> Self {
         Self {
-            index,
             life: 0,
             alive: false,
             frozen_until: 0,
@@ -118,7 +118,7 @@ impl World {
         *process = Process {
             life: next,
             alive: true,
-            ..Process::new(index, process.boot, process.mutation)
+            ..Process::new(process.boot, process.mutation)
         };
         self.counts.lives += 1;
         self.tell(|| format!("w{index} starts"));
@@ -212,7 +212,7 @@ impl World {
             Effect::Send(job) => self.send(index, job),
             Effect::Load(requests) => self.ask(index, Task::Loads, Question::Load(requests)),
             Effect::Scan(slots) => self.ask(index, Task::Scans, Question::Scan(slots)),
-            Effect::Settle(record) => self.to_record(index, *record),
+            Effect::Settle(record) => self.hand_to_recorder(index, *record),
             Effect::Close {
                 owner,
                 endpoint,
@@ -322,7 +322,7 @@ impl World {
         self.wake_commands(index);
     }
 
-    pub(crate) fn to_record(&mut self, index: usize, record: Record) {
+    pub(crate) fn hand_to_recorder(&mut self, index: usize, record: Record) {
         self.processes[index].recorder.queue.push_back(record);
         self.record_next(index);
     }

@@ -1,0 +1,329 @@
+//! The database as far as a worker sees it: the tables, and the statements of `shared::store` with the
+//! semantics that PostgreSQL gives them under READ COMMITTED.
+//!
+//! A statement has three moments. It *begins*: takes its snapshot. It *locks*: waits for what is in
+//! its way. It *commits*: what it writes is seen from then on. Between them, anything else happens.
+//!
+//! - A read answers from its snapshot, however late the answer arrives.
+//! - Rows to change are found in the snapshot; one that was changed since (`version`, as `ctid` in the
+//!   SQL) is not hit.
+//! - `FOR KEY SHARE` on a worker's row conflicts with its DELETE and with FOR UPDATE, not with its
+//!   renewal; who waited finds the row gone.
+
+mod life;
+mod snapshot;
+mod write;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+use shared::domain::delivery::{CloseReason, DeadLetterClass, Kind};
+use shared::domain::endpoint::EndpointState;
+use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
+use shared::policy::decide::Decision;
+use shared::store::commands::{Command, Verb};
+use shared::store::queue::Row;
+use shared::store::slots::Census;
+use time::OffsetDateTime;
+use uuid::Uuid;
+use worker::job::Ownership;
+use worker::scheduler::{Found, LoadRequest};
+
+use crate::check::{Invariant, Mutation, Violation};
+
+/// How many slots there are here; few, so that they are fought for.
+pub(crate) const SLOTS: i16 = 6;
+/// Rows that one closing takes of each table; few, so that it takes several.
+const CLOSE_LIMIT: usize = 3;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Worker {
+    pub(crate) expires_at: OffsetDateTime,
+    pub(crate) in_flight: Vec<Uuid>,
+    pub(crate) draining: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SlotRow {
+    pub(crate) owner: Option<Incarnation>,
+    pub(crate) epoch: Epoch,
+}
+
+/// A row of `ready` (no due time) or `retry`.
+#[derive(Debug, Clone)]
+pub(crate) struct Live {
+    pub(crate) id: Uuid,
+    pub(crate) event_id: Uuid,
+    pub(crate) tenant: TenantKey,
+    pub(crate) slot: Slot,
+    pub(crate) endpoint: EndpointKey,
+    pub(crate) made: u16,
+    pub(crate) charged: u16,
+    pub(crate) due: Option<OffsetDateTime>,
+    pub(crate) bytes: usize,
+    pub(crate) version: u64,
+    /// When it was accepted, for the check of closings.
+    pub(crate) since: OffsetDateTime,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Final {
+    Delivered,
+    Dead(DeadLetterClass),
+    Closed(CloseReason),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Endpoint {
+    pub(crate) key: EndpointKey,
+    pub(crate) tenant: TenantKey,
+    pub(crate) slot: Slot,
+    pub(crate) state: EndpointState,
+    pub(crate) version: i32,
+    /// When it was last seen not enabled; now, if it is not.
+    pub(crate) off_until: Option<OffsetDateTime>,
+}
+
+/// What a record says about one delivery.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outcome {
+    pub(crate) owner: Ownership,
+    pub(crate) delivery: Uuid,
+    pub(crate) before: u16,
+    pub(crate) made: u16,
+    pub(crate) charged: u16,
+    pub(crate) decision: Decision,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Statement {
+    Connect,
+    Join(Incarnation),
+    Renew(Incarnation, Vec<Uuid>),
+    Drain(Incarnation),
+    DeclareDead(Incarnation),
+    Census(Incarnation),
+    Acquire(Incarnation, usize),
+    Reclaim(Incarnation, Vec<(Slot, Epoch)>),
+    Release(Incarnation, Vec<(Slot, Epoch)>),
+    Leave(Incarnation),
+    Suspects,
+    ChargeSuspect(Uuid),
+    ClearSuspects(Vec<Uuid>),
+    Record(Incarnation, Vec<Outcome>),
+    /// Unless its version is another by now.
+    Disable(EndpointKey, i32),
+    Scan(Vec<Slot>),
+    Configs(Vec<EndpointKey>),
+    Load(Vec<LoadRequest>, OffsetDateTime),
+    Close {
+        owner: Ownership,
+        endpoint: EndpointKey,
+        reason: CloseReason,
+        except: Vec<Uuid>,
+    },
+    Commands(Vec<Slot>),
+    MakeDue(Incarnation, Uuid, OffsetDateTime),
+    RemoveCommands(Incarnation, Vec<i64>),
+}
+
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Done,
+    Time(Option<OffsetDateTime>),
+    Census(Census),
+    Slots(Vec<(Slot, Epoch)>),
+    Suspects(HashMap<Uuid, u16>),
+    Found(Vec<Found>),
+    Endpoints(Vec<Endpoint>),
+    /// Records that changed something.
+    Applied(Vec<Uuid>),
+    Rows(Vec<Row>, Vec<Row>),
+    /// How many were closed; `None`: not the owner, or the endpoint is enabled.
+    Closed(Option<usize>),
+    Commands(Vec<Command>),
+}
+
+/// What a statement took from its snapshot.
+#[derive(Debug)]
+enum Snapshot {
+    Nothing,
+    Answer(Answer),
+    Record {
+        fenced: Vec<bool>,
+        found: Vec<Option<u64>>,
+    },
+    Dying {
+        candidates: Vec<Incarnation>,
+        next: usize,
+        live: View,
+    },
+    Free {
+        candidates: Vec<(Slot, Epoch)>,
+        workers: BTreeSet<Incarnation>,
+    },
+    Closing {
+        fenced: bool,
+        rows: Vec<(Uuid, u64)>,
+    },
+    Owned(bool),
+}
+
+type View = Rc<BTreeMap<Uuid, Live>>;
+
+/// A statement under way.
+#[derive(Debug)]
+pub(crate) struct Execution {
+    pub(crate) statement: Statement,
+    snapshot: Snapshot,
+    shares: Option<Incarnation>,
+    excludes: Vec<Incarnation>,
+    updates: Option<Incarnation>,
+    at: OffsetDateTime,
+}
+
+#[derive(Debug, Default)]
+struct Locks {
+    shares: usize,
+    updating: bool,
+    exclusive: bool,
+}
+
+pub(crate) struct Store {
+    pub(crate) workers: BTreeMap<Incarnation, Worker>,
+    pub(crate) slots: Vec<SlotRow>,
+    pub(crate) suspects: BTreeMap<Uuid, u16>,
+    pub(crate) live: BTreeMap<Uuid, Live>,
+    pub(crate) finals: BTreeMap<Uuid, Final>,
+    pub(crate) endpoints: BTreeMap<EndpointKey, Endpoint>,
+    pub(crate) commands: BTreeMap<i64, Command>,
+    /// Attempts whose record changed something: delivery, number.
+    pub(crate) applied: BTreeSet<(Uuid, u16)>,
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) ttl: std::time::Duration,
+    locks: BTreeMap<Incarnation, Locks>,
+    versions: u64,
+    mutation: Mutation,
+    /// Only for mutations: what earlier snapshots saw.
+    seen: BTreeMap<(EndpointKey, Epoch), View>,
+    before_take_over: BTreeMap<(Slot, Epoch), View>,
+    at_death: BTreeMap<Incarnation, View>,
+}
+
+impl Store {
+    pub(crate) fn new(mutation: Mutation, ttl: std::time::Duration) -> Self {
+        let slot = SlotRow {
+            owner: None,
+            epoch: Epoch(0),
+        };
+        Self {
+            workers: BTreeMap::new(),
+            slots: vec![slot; usize::try_from(SLOTS).unwrap()],
+            suspects: BTreeMap::new(),
+            live: BTreeMap::new(),
+            finals: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
+            commands: BTreeMap::new(),
+            applied: BTreeSet::new(),
+            violations: Vec::new(),
+            ttl,
+            locks: BTreeMap::new(),
+            versions: 0,
+            mutation,
+            seen: BTreeMap::new(),
+            before_take_over: BTreeMap::new(),
+            at_death: BTreeMap::new(),
+        }
+    }
+    /// The endpoint's row, and the command that tells its owner, in one commit.
+    pub(crate) fn change_endpoint(
+        &mut self,
+        key: EndpointKey,
+        to: EndpointState,
+        now: OffsetDateTime,
+    ) {
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        if !is_enabled(endpoint) {
+            endpoint.off_until = Some(now);
+        }
+        endpoint.state = to;
+        endpoint.version += 1;
+        let (slot, tenant) = (endpoint.slot, endpoint.tenant);
+        self.command(slot, tenant, key, Verb::Reload);
+    }
+
+    pub(crate) fn command(
+        &mut self,
+        slot: Slot,
+        tenant: TenantKey,
+        endpoint: EndpointKey,
+        verb: Verb,
+    ) {
+        self.versions += 1;
+        let id = i64::try_from(self.versions).unwrap();
+        self.commands.insert(
+            id,
+            Command {
+                id,
+                slot,
+                tenant,
+                endpoint,
+                verb,
+            },
+        );
+    }
+
+    /// Compare-and-delete, unless a living worker lists it as under way.
+    pub(crate) fn cancel(&mut self, id: Uuid, now: OffsetDateTime) -> bool {
+        let lists = |row: &&Worker| row.expires_at > now && row.in_flight.contains(&id);
+        if self.workers.values().any(|row| lists(&row)) || self.live.remove(&id).is_none() {
+            return false;
+        }
+        if let Some(text) = self.end(id, Some(Final::Closed(CloseReason::Cancelled))) {
+            self.violations.push(Violation {
+                invariant: Invariant::Final,
+                text,
+            });
+        }
+        true
+    }
+}
+
+pub(crate) fn is_enabled(endpoint: &Endpoint) -> bool {
+    endpoint.state == EndpointState::Enabled
+}
+
+fn ran_out(row: &Worker, now: OffsetDateTime) -> bool {
+    row.expires_at < now - time::Duration::SECOND
+}
+
+fn answer_row(want: usize, row: &Live, due_by: OffsetDateTime) -> Row {
+    let due = row.due.is_none_or(|due| due <= due_by);
+    Row {
+        want,
+        id: row.id,
+        event_id: row.event_id,
+        tenant: row.tenant,
+        attempts_made: row.made,
+        attempts_charged: row.charged,
+        kind: Kind::Live,
+        due_at: row.due,
+        event: due.then(|| ("model.event".to_owned(), vec![b'x'; row.bytes], None)),
+    }
+}
+
+fn final_of(decision: Decision) -> Option<Final> {
+    match decision {
+        Decision::Complete => Some(Final::Delivered),
+        Decision::RetryAt(_) => None,
+        Decision::DeadLetter(class) => Some(Final::Dead(class)),
+        Decision::Close(reason) | Decision::DisableEndpoint(reason) => Some(Final::Closed(reason)),
+    }
+}
+
+/// The end of an id: enough to tell deliveries apart in a trace.
+pub(crate) fn short(id: Uuid) -> String {
+    format!("d{}", id.as_u128() & 0xffff)
+}
