@@ -19,7 +19,6 @@ pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("max_wal_size", "8GB"),
     ("checkpoint_timeout", "30min"),
     ("wal_compression", "lz4"),
-    ("autovacuum_naptime", "5s"),
 ];
 
 /// A running cluster with a migrated database.

@@ -6,8 +6,7 @@ use tokio_postgres::GenericClient;
 use super::StoreError;
 
 /// A transaction id is given only by a server that can write: not in recovery, not out of ids.
-const WRITE_ROUND_TRIP: &str =
-    "SELECT clock_timestamp(), pg_current_xact_id()::text, current_setting('transaction_read_only')";
+const WRITE_ROUND_TRIP: &str = "SELECT clock_timestamp(), pg_current_xact_id()::text, current_setting('transaction_read_only')";
 
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[("health.write_round_trip", WRITE_ROUND_TRIP)];

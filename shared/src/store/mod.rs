@@ -10,14 +10,12 @@
 
 pub mod attempts;
 pub mod backlog;
+pub mod commands;
 pub mod deliveries;
+pub mod endpoint_configs;
 pub mod endpoints;
 pub mod error;
 pub mod events;
-pub mod slots;
-pub mod queue;
-pub mod endpoint_configs;
-pub mod commands;
 pub mod health;
 pub mod ingest;
 pub mod keys;
@@ -26,7 +24,9 @@ pub mod migrate;
 pub mod notify;
 pub mod partitions;
 pub mod pool;
+pub mod queue;
 pub mod retention;
+pub mod slots;
 pub mod tenants;
 
 pub use error::StoreError;
