@@ -251,6 +251,15 @@ impl World {
         live.into_iter().filter_map(sent).collect()
     }
 
+    /// The deliveries that are live in the slots of this life of a worker.
+    pub(crate) async fn live_with(&self, incarnation: Uuid) -> Vec<Uuid> {
+        let live =
+            "SELECT l.id FROM (SELECT slot, id FROM ready UNION ALL SELECT slot, id FROM retry) l
+              JOIN slots s ON s.slot = l.slot AND s.owner = $1";
+        let rows = self.sql().await.query(live, &[&incarnation]).await;
+        rows.unwrap().iter().map(|row| row.get(0)).collect()
+    }
+
     // ## What became of it
 
     /// Waits until nothing is left to do, and checks that every acknowledged event was received and
