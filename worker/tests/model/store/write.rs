@@ -136,7 +136,8 @@ impl Store {
             let row = self.live.get(&outcome.delivery).cloned();
             let hit = found.is_some() && row.as_ref().map(|row| row.version) == *found;
             let again = self.applied.contains(&(outcome.delivery, outcome.made));
-            if !hit && !(again && self.mutation == Mutation::RecordsRepeat) {
+            let counts = hit || (again && self.mutation == Mutation::RecordsRepeat);
+            if !counts {
                 continue;
             }
             if let Some(row) = row.filter(|_| hit) {
