@@ -118,7 +118,7 @@ async fn neither_a_long_reader_nor_ingest_waits_for_new_partitions() {
 
     assert_eq!(made, 3 * 32);
     assert!(
-        slowest < Duration::from_millis(400),
+        slowest < Duration::from_millis(1_500),
         "an insert took {slowest:?}"
     );
     reading
