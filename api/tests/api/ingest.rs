@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use shared::ids::EventId;
 use shared::runtime::clock::boot_time;
 use shared::store::Role;
-use shared::testing::{TestCluster, TestDatabase};
+use shared::testing::{TestCluster, TestDatabase, eventually};
 
 use crate::app::{PATIENCE, Server, text, world};
 use crate::proxy::Proxy;
@@ -278,19 +278,22 @@ async fn a_full_queue_is_503_with_retry_after_at_once() {
     cluster.stop().await.unwrap();
     let event = json!({"type": "a", "payload": 1});
 
+    let answered = AtomicUsize::new(0);
     let posts = futures_util::future::join_all((0..8).map(|_| async {
         let started = boot_time();
-        (
-            tenant.post("/v1/events", &event).await,
-            boot_time().since(started),
-        )
+        let reply = tenant.post("/v1/events", &event).await;
+        answered.fetch_add(1, Ordering::Relaxed);
+        (reply, boot_time().since(started))
     }));
+    // Nothing is accepted while the database is away: the first three answers are refusals.
     let restart = async {
-        let refused = tenant.post("/v1/events", &event).await;
+        eventually(PATIENCE, || async {
+            (answered.load(Ordering::Relaxed) >= 3).then_some(())
+        })
+        .await;
         cluster.start().await.unwrap();
-        refused
     };
-    let (replies, _) = tokio::join!(posts, restart);
+    let (replies, ()) = tokio::join!(posts, restart);
 
     let (waited, refused): (Vec<_>, Vec<_>) = replies
         .into_iter()
