@@ -19,6 +19,8 @@ pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("max_wal_size", "8GB"),
     ("checkpoint_timeout", "30min"),
     ("wal_compression", "lz4"),
+    // PostgreSQL's own; the embedded server's default is shorter.
+    ("autovacuum_naptime", "1min"),
 ];
 
 /// A running cluster with a migrated database.
