@@ -258,7 +258,13 @@ impl System {
             tokio::select! {
                 line = generating.line() => match line? {
                     Line::Report(report) => {
-                        let (before, after) = before.zip(after).context("the window was missed")?;
+                        // The report can come just before the window's end is due; the generator's
+                        // figures stay readable until it is waited for.
+                        let after = match after {
+                            Some(after) => after,
+                            None => self.cpu(generator).await?,
+                        };
+                        let before = before.context("the window was missed")?;
                         return Ok((*report, Cpu::since(&after, &before)));
                     }
                     Line::Progress { accepted } => {
