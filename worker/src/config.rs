@@ -7,7 +7,7 @@ use std::time::Duration;
 use shared::policy::address::AddressRules;
 use shared::runtime::settings::{ConfigErrors, Settings};
 use shared::sealing::MasterKeys;
-pub use shared::store::retention::RetentionSettings as Retention;
+use shared::store::retention::RetentionSettings;
 
 /// The settings that `postrider-worker` takes as flags, besides the common ones.
 pub const SETTINGS: &[&str] = shared::runtime::settings::table::WORKER;
@@ -33,7 +33,7 @@ pub struct Config {
     /// Requests sent and not yet recorded.
     pub max_in_flight: usize,
     /// How long history is kept.
-    pub retention: Retention,
+    pub retention: RetentionSettings,
 }
 
 /// A URL that `Debug` does not show.
@@ -67,7 +67,7 @@ impl Config {
             lease_ttl: settings.duration("POSTRIDER_LEASE_TTL"),
             drain_timeout: settings.duration("POSTRIDER_DRAIN_TIMEOUT"),
             max_in_flight: settings.count("POSTRIDER_MAX_IN_FLIGHT"),
-            retention: Retention {
+            retention: RetentionSettings {
                 events: settings.duration("POSTRIDER_RETENTION_EVENTS"),
                 attempts: settings.duration("POSTRIDER_RETENTION_ATTEMPTS"),
                 dead_letters: settings.duration("POSTRIDER_RETENTION_DEAD_LETTERS"),

@@ -79,7 +79,7 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     metrics::register();
     let metrics_addr = server.addr();
     let stop = CancellationToken::new();
-    let parts = Parts::new(&config, database, sender);
+    let parts = Parts::new(database, sender);
     let readiness = readiness(&parts, config.lease_ttl);
     let mut supervisor = Supervisor::new(stop.clone());
     parts.supervise(&mut supervisor, &config);
@@ -117,7 +117,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(_config: &Config, database: Database, sender: Sender) -> Self {
+    fn new(database: Database, sender: Sender) -> Self {
         let (engine, inputs) = mpsc::channel(INPUTS);
         Self {
             database,

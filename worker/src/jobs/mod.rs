@@ -26,7 +26,6 @@ use shared::store::{Database, Role, Session, StoreError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Retention;
 use crate::lease::Ownerships;
 
 /// How often a worker that does not hold a lease asks for it: a job may pause this long when its
@@ -66,16 +65,12 @@ impl Jobs {
     pub fn new(
         database: &Database,
         owned: watch::Receiver<Ownerships>,
-        retention: Retention,
+        retention: RetentionSettings,
     ) -> Self {
         Self {
             database: database.clone(),
             owned,
-            retention: RetentionSettings {
-                events: retention.events,
-                attempts: retention.attempts,
-                dead_letters: retention.dead_letters,
-            },
+            retention,
         }
     }
 

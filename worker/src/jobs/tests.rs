@@ -12,11 +12,11 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{Jobs, backlog, maintenance};
-use crate::config::Retention;
 use crate::lease::Ownerships;
+use shared::store::retention::RetentionSettings;
 
 const DEADLINE: Duration = Duration::from_secs(20);
-const RETENTION: Retention = Retention {
+const RETENTION: RetentionSettings = RetentionSettings {
     events: Duration::from_secs(30 * 86_400),
     attempts: Duration::from_secs(30 * 86_400),
     dead_letters: Duration::from_secs(90 * 86_400),
