@@ -273,6 +273,7 @@ fn settings(fields: &mut Fields, rules: &Rules<'_>) -> EndpointSettings {
         max_pending: fields
             .number("max_pending", 1, 1_000_000)
             .unwrap_or(default.max_pending),
+        ..default
     }
 }
 

@@ -28,8 +28,29 @@ pub struct Backoff {
     pub max_seconds: u32,
 }
 
+/// How fast an endpoint may be sent to: a token bucket (R1).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    /// Requests per second in the long run; fractions are fine (10 a minute: 0.1666).
+    pub per_second: f64,
+    /// Requests at once after a quiet time; at least 1.
+    pub burst: u32,
+}
+
+/// What a dead letter of an ordered endpoint does to those behind it with the same ordering key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDeadLetter {
+    /// The next one goes.
+    #[default]
+    Release,
+    /// They wait until it was replayed.
+    Block,
+}
+
 /// The limits of an endpoint, as stored in `endpoints.settings`. An absent key is the default.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EndpointSettings {
     /// Milliseconds for a whole attempt, DNS to last byte.
@@ -44,6 +65,16 @@ pub struct EndpointSettings {
     pub max_age_seconds: u32,
     /// The most deliveries waiting; the overflow becomes `skipped`.
     pub max_pending: u32,
+    /// None: as fast as it answers.
+    pub rate_limit: Option<RateLimit>,
+    /// Statuses that are tried again although the default would not.
+    pub retry_statuses: Vec<u16>,
+    /// For ordered endpoints.
+    pub on_dead_letter: OnDeadLetter,
+    /// Dead letters of an outage are replayed by themselves when it ends.
+    pub replay_on_recovery: bool,
+    /// Seconds of failing without any success after which the endpoint is disabled; 0: never.
+    pub disable_after_seconds: u32,
 }
 
 impl Default for EndpointSettings {
@@ -58,6 +89,11 @@ impl Default for EndpointSettings {
             max_in_flight: 10,
             max_age_seconds: 5 * 86_400,
             max_pending: 100_000,
+            rate_limit: None,
+            retry_statuses: Vec::new(),
+            on_dead_letter: OnDeadLetter::Release,
+            replay_on_recovery: true,
+            disable_after_seconds: 5 * 86_400,
         }
     }
 }

@@ -50,6 +50,7 @@ pub const MIGRATIONS: &[Migration] = migrations![
     (3, "create_ownership", "0003_create_ownership.sql"),
     (4, "index_full_endpoints", "0004_index_full_endpoints.sql"),
     (5, "mark_draining_workers", "0005_mark_draining_workers.sql"),
+    (6, "add_delivery_policy", "0006_add_delivery_policy.sql"),
 ];
 
 /// The schema that this program reads and writes.
