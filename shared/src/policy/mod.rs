@@ -4,12 +4,19 @@
 //! - [`classify`]: from what came of a request to an outcome.
 //! - [`decide`]: from an outcome to what becomes of the delivery.
 //! - [`backoff`], [`retry_after`]: when to try again.
+//! - [`breaker`], [`outage`]: whether an endpoint is well, and what follows when it was not.
+//! - [`bucket`], [`limit`]: how fast and how much at once an endpoint is sent to.
 //! - [`address`]: where requests may go.
 //! - [`signing`]: what a receiver checks.
 
 pub mod address;
 pub mod backoff;
+pub mod breaker;
+pub mod bucket;
 pub mod classify;
 pub mod decide;
+mod instant;
+pub mod limit;
+pub mod outage;
 pub mod retry_after;
 pub mod signing;
