@@ -82,6 +82,12 @@ struct GenerateArguments {
     /// Bytes of each payload
     #[arg(long, default_value_t = 512)]
     payload_bytes: usize,
+    /// The most events that are posted
+    #[arg(long)]
+    most: Option<usize>,
+    /// How many ordering keys there are, in turn; 0: none
+    #[arg(long, default_value_t = 0)]
+    keys: u32,
     /// Seconds before the measured window
     #[arg(long, default_value_t = 5.0)]
     warmup: f64,
@@ -123,8 +129,9 @@ async fn receive(arguments: &ReceiverArguments) -> anyhow::Result<bool> {
         status: arguments.status,
         fail: arguments.fail,
         fail_status: arguments.fail_status,
-        delay: Duration::from_millis(arguments.delay_ms),
+        delay_ms: arguments.delay_ms,
         hang: arguments.hang,
+        limit: None,
     };
     let receiver = Receiver::start(arguments.addr, answers, arguments.verify)
         .await
@@ -168,6 +175,8 @@ fn plan(arguments: &GenerateArguments) -> anyhow::Result<Plan> {
             None => Pace::Closed { backlog },
         },
         payload_bytes: arguments.payload_bytes,
+        most: arguments.most,
+        keys: arguments.keys,
         warmup: Duration::try_from_secs_f64(arguments.warmup)?,
         measured: Duration::try_from_secs_f64(arguments.seconds)?,
     })

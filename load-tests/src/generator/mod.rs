@@ -9,6 +9,7 @@ mod backlog;
 mod pace;
 mod reply;
 mod tally;
+mod template;
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -21,8 +22,9 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 pub use self::tally::{Report, Tally};
-use crate::client::{Connection, request};
-use crate::payload;
+use self::template::Template;
+use crate::client::Connection;
+use crate::payload::{self, Stamp};
 
 /// The pause after a refusal or a broken connection: a client that hammers measures itself.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -62,16 +64,14 @@ pub struct Plan {
     pub connections: usize,
     pub pace: Pace,
     pub payload_bytes: usize,
+    /// The most events that are posted.
+    pub most: Option<usize>,
+    /// How many ordering keys there are, each always posted by the same connection, one event after
+    /// the other; 0: none. Key k belongs to target k − 1, modulo the targets.
+    pub keys: u32,
     /// Before the measured window.
     pub warmup: Duration,
     pub measured: Duration,
-}
-
-/// A request with a stamp to fill in.
-#[derive(Debug)]
-struct Template {
-    bytes: Vec<u8>,
-    stamp: Range<usize>,
 }
 
 /// A generator at work. Its tasks share one thread, so the lock is never waited for.
@@ -96,7 +96,7 @@ impl Generator {
             templates: plan
                 .targets
                 .iter()
-                .map(|it| template(it, plan.payload_bytes))
+                .map(|it| Template::new(it, plan.payload_bytes, plan.keys > 0))
                 .collect(),
             turn: AtomicUsize::new(0),
             tally: Mutex::new(Tally::new(window.clone())),
@@ -122,17 +122,17 @@ impl Generator {
         match self.plan.pace {
             Pace::Closed { backlog } => {
                 let room = backlog.map(|bound| backlog::watch(bound, Arc::clone(self)));
-                for _ in 0..self.plan.connections {
+                for number in 0..self.plan.connections {
                     let room = room.as_ref().map(backlog::Watch::room);
-                    connections.spawn(closed_loop(Arc::clone(self), room));
+                    connections.spawn(closed_loop(Sender::new(self, number), room));
                 }
                 while connections.join_next().await.is_some() {}
             }
             Pace::Open { per_second } => {
                 let due = pace::start(per_second, self.window.end);
                 let due = Arc::new(tokio::sync::Mutex::new(due));
-                for _ in 0..self.plan.connections {
-                    connections.spawn(open_loop(Arc::clone(self), Arc::clone(&due)));
+                for number in 0..self.plan.connections {
+                    connections.spawn(open_loop(Sender::new(self, number), Arc::clone(&due)));
                 }
                 while connections.join_next().await.is_some() {}
             }
@@ -140,27 +140,17 @@ impl Generator {
     }
 
     fn over(&self) -> bool {
-        payload::now_ns() >= self.window.end
+        self.enough() || payload::now_ns() >= self.window.end
+    }
+
+    /// Whether as many were posted as should be.
+    fn enough(&self) -> bool {
+        let posted = self.turn.load(Ordering::Relaxed);
+        self.plan.most.is_some_and(|most| posted >= most)
     }
 }
 
-fn template(target: &Target, payload_bytes: usize) -> Template {
-    let (payload, stamp) = payload::blank(payload_bytes);
-    let (before, after) = match &target.event_type {
-        Some(event_type) => (format!(r#"{{"type":"{event_type}","payload":"#), "}"),
-        None => (String::new(), ""),
-    };
-    let body = [before.as_bytes(), &payload, after.as_bytes()].concat();
-    let bytes = request("POST", &target.path, target.key.as_deref(), &body);
-    let payload_at = bytes.len() - after.len() - payload.len();
-    Template {
-        bytes,
-        stamp: payload_at + stamp.start..payload_at + stamp.end,
-    }
-}
-
-async fn closed_loop(generator: Arc<Generator>, room: Option<Arc<Semaphore>>) {
-    let mut sender = Sender::new(generator);
+async fn closed_loop(mut sender: Sender, room: Option<Arc<Semaphore>>) {
     while !sender.generator.over() {
         if let Some(room) = &room {
             match room.acquire().await {
@@ -175,9 +165,8 @@ async fn closed_loop(generator: Arc<Generator>, room: Option<Arc<Semaphore>>) {
     }
 }
 
-async fn open_loop(generator: Arc<Generator>, due: Arc<tokio::sync::Mutex<mpsc::Receiver<u64>>>) {
-    let mut sender = Sender::new(generator);
-    loop {
+async fn open_loop(mut sender: Sender, due: Arc<tokio::sync::Mutex<mpsc::Receiver<u64>>>) {
+    while !sender.generator.enough() {
         let next = due.lock().await.recv().await;
         match next {
             Some(due_ns) => sender.send(due_ns).await,
@@ -192,32 +181,53 @@ struct Sender {
     generator: Arc<Generator>,
     connection: Option<Connection>,
     request: Vec<u8>,
+    /// Its own keys and the number of each one's next event.
+    keys: Vec<(u32, u64)>,
+    key_turn: usize,
 }
 
 impl Sender {
-    fn new(generator: Arc<Generator>) -> Self {
+    fn new(generator: &Arc<Generator>, number: usize) -> Self {
+        let own = (1..=generator.plan.keys)
+            .skip(number)
+            .step_by(generator.plan.connections.max(1));
         Self {
-            generator,
+            generator: Arc::clone(generator),
             connection: None,
             request: Vec::new(),
+            keys: own.map(|key| (key, 1)).collect(),
+            key_turn: 0,
         }
     }
 
     /// Sends one event that is due at `due_ns`, and counts the reply.
     async fn send(&mut self, due_ns: u64) {
         let turn = self.generator.turn.fetch_add(1, Ordering::Relaxed);
+        let (turn, key, number) = self.next_key().unwrap_or((turn, 0, 0));
         let templates = &self.generator.templates;
         let Some(template) = templates.get(turn % templates.len().max(1)) else {
             return;
         };
-        self.request.clear();
-        self.request.extend_from_slice(&template.bytes);
-        if let Some(digits) = self.request.get_mut(template.stamp.clone()) {
-            payload::write_stamp(digits, due_ns);
-        }
+        let stamp = Stamp {
+            sent_ns: due_ns,
+            key,
+            number,
+        };
+        template.fill(&mut self.request, stamp);
         if !self.exchange(due_ns).await {
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// The target's turn, the key and the number of the next event. A number is used once, whatever
+    /// becomes of its event: it may have been accepted although the reply was lost.
+    fn next_key(&mut self) -> Option<(usize, u32, u64)> {
+        let length = self.keys.len();
+        let (key, next) = self.keys.get_mut(self.key_turn)?;
+        self.key_turn = (self.key_turn + 1) % length;
+        let number = *next;
+        *next += 1;
+        Some((usize::try_from(*key).unwrap_or(1) - 1, *key, number))
     }
 
     /// Whether the event was accepted.

@@ -21,33 +21,11 @@ fn plan(addr: SocketAddr, path: &str, pace: Pace) -> Plan {
         connections: 4,
         pace,
         payload_bytes: 512,
+        most: None,
+        keys: 0,
         warmup: Duration::from_millis(50),
         measured: Duration::from_millis(300),
     }
-}
-
-#[test]
-fn a_request_carries_the_payload_with_its_stamp_as_an_event() {
-    let target = Target {
-        path: "/v1/events".to_owned(),
-        key: Some("prk_x".to_owned()),
-        event_type: Some("load.t1".to_owned()),
-    };
-
-    let mut template = template(&target, 512);
-    payload::write_stamp(&mut template.bytes[template.stamp.clone()], 42);
-
-    let request = crate::http::request(&template.bytes).unwrap().unwrap();
-    assert_eq!(request.length, template.bytes.len());
-    assert_eq!((request.method, request.path), ("POST", "/v1/events"));
-    let event: serde_json::Value = serde_json::from_slice(request.body).unwrap();
-    assert_eq!(event["type"], "load.t1");
-    assert_eq!(event["payload"]["sent_ns"], "00000000000000000042");
-    let payload_at = template.stamp.start - 12;
-    assert_eq!(
-        payload::stamp(&template.bytes[payload_at..payload_at + 512]),
-        Some(42)
-    );
 }
 
 #[tokio::test]
@@ -66,10 +44,9 @@ async fn a_closed_loop_uses_its_time_and_counts_every_reply() {
 
 #[tokio::test]
 async fn an_open_loop_sends_what_is_due_and_counts_latency_from_then() {
-    let delay = Duration::from_millis(30);
     let receiver = receiver(Answers {
         status: 200,
-        delay,
+        delay_ms: 30,
         ..Answers::default()
     })
     .await;
@@ -139,4 +116,40 @@ async fn an_address_that_refuses_is_counted_and_not_hammered() {
     assert_eq!(report.accepted, 0);
     assert!((1..=4 * 36).contains(&report.broken), "{}", report.broken);
     assert!(report.first_trouble.is_some());
+}
+
+#[tokio::test]
+async fn no_more_events_are_posted_than_asked_for_and_no_time_is_waited_out_then() {
+    let receiver = receiver(Answers::default()).await;
+    let generator = Generator::new(Plan {
+        most: Some(50),
+        measured: Duration::from_secs(600),
+        ..plan(receiver.addr, "/raw", Pace::Closed { backlog: None })
+    });
+
+    generator.run().await;
+
+    assert_eq!(generator.tally().accepted(), 50);
+}
+
+#[tokio::test]
+async fn each_key_is_posted_in_its_order_over_one_connection() {
+    let receiver = receiver(Answers::default()).await;
+    let generator = Generator::new(Plan {
+        keys: 7,
+        ..plan(receiver.addr, "/raw", Pace::Closed { backlog: None })
+    });
+
+    let mut senders: Vec<Sender> = (0..4).map(|it| Sender::new(&generator, it)).collect();
+    let keys: Vec<Vec<_>> = senders
+        .iter_mut()
+        .map(|sender| {
+            std::iter::repeat_with(|| sender.next_key().unwrap())
+                .take(4)
+                .collect()
+        })
+        .collect();
+
+    assert_eq!(keys[0], [(0, 1, 1), (4, 5, 1), (0, 1, 2), (4, 5, 2)]);
+    assert_eq!(keys[3], [(3, 4, 1), (3, 4, 2), (3, 4, 3), (3, 4, 4)]);
 }

@@ -7,19 +7,32 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::order::{OrderBook, OrderCounts};
+use super::watch::{Seen, Watch, Watching};
 use crate::ids::{Id, IdMap, IdSet};
 use crate::latency::{Latencies, Percentiles};
+use crate::payload::Stamp;
 
 /// One request that carried a delivery.
 #[derive(Debug, Clone, Copy)]
 pub struct Receipt {
     pub event: Id,
     pub delivery: Id,
-    /// The stamp in the payload, boot-clock nanoseconds; `None`: the payload is not as it was sent.
-    pub sent_ns: Option<u64>,
+    pub endpoint: usize,
+    /// `None`: the payload is not as it was sent.
+    pub stamp: Option<Stamp>,
+    /// Boot-clock nanoseconds.
     pub arrived_ns: u64,
+    /// What it is answered; 0: never.
+    pub status: u16,
+}
+
+impl Receipt {
     /// Whether it is answered 2xx.
-    pub taken: bool,
+    #[must_use]
+    pub fn taken(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
 }
 
 /// Whether a signature was right, or not looked at.
@@ -39,6 +52,8 @@ pub struct Books {
     window: Range<u64>,
     latencies: Latencies,
     counts: Counts,
+    order: OrderBook,
+    watches: Vec<Watching>,
 }
 
 /// The counts as they are told to others.
@@ -83,8 +98,12 @@ impl Books {
             Signature::Bad => self.counts.signatures_bad += 1,
             Signature::Unchecked => {}
         }
-        if receipt.sent_ns.is_none() {
-            self.counts.malformed += 1;
+        match receipt.stamp {
+            None => self.counts.malformed += 1,
+            Some(stamp) if stamp.key > 0 => {
+                self.order.arrive(receipt.endpoint, stamp.key, stamp.number);
+            }
+            Some(_) => {}
         }
         let before = self.deliveries.get(&receipt.delivery).copied();
         match before {
@@ -92,28 +111,52 @@ impl Books {
             Some(false) => self.counts.repeats += 1,
             None => {}
         }
-        if !receipt.taken {
+        let first = receipt.taken() && before != Some(true);
+        for watch in &mut self.watches {
+            watch.enter(&receipt, first);
+        }
+        if !receipt.taken() {
             self.counts.refused += 1;
             self.deliveries.entry(receipt.delivery).or_insert(false);
-        } else if before != Some(true) {
+        } else if first {
             self.deliveries.insert(receipt.delivery, true);
             self.events.insert(receipt.event);
-            self.first_receipt(receipt);
+            self.first_receipt(&receipt);
         }
     }
 
-    fn first_receipt(&mut self, receipt: Receipt) {
+    fn first_receipt(&mut self, receipt: &Receipt) {
         self.counts.deliveries += 1;
         self.counts.last_receipt_ns = receipt.arrived_ns;
         if self.window.contains(&receipt.arrived_ns) {
             self.counts.deliveries_in_window += 1;
         }
-        if let Some(sent_ns) = receipt
-            .sent_ns
-            .filter(|sent_ns| self.window.contains(sent_ns))
-        {
+        let sent_ns = receipt.stamp.map(|stamp| stamp.sent_ns);
+        if let Some(sent_ns) = sent_ns.filter(|sent_ns| self.window.contains(sent_ns)) {
             self.latencies.record(sent_ns, receipt.arrived_ns);
         }
+    }
+
+    /// A request of this endpoint with an ordering key is answered 2xx now.
+    pub fn answered(&mut self, endpoint: usize, stamp: Stamp) {
+        self.order.answered(endpoint, stamp.key, stamp.number);
+    }
+
+    /// Watches these, in place of what was watched before.
+    pub fn watch(&mut self, watches: Vec<Watch>) {
+        self.watches = watches.into_iter().map(Watching::new).collect();
+    }
+
+    /// What was seen of what is watched, in the same order.
+    #[must_use]
+    pub fn seen(&self) -> Vec<Seen> {
+        self.watches.iter().map(Watching::seen).collect()
+    }
+
+    /// What was found about the order per key.
+    #[must_use]
+    pub fn order(&self) -> OrderCounts {
+        self.order.counts()
     }
 
     /// Counts a connection.
@@ -150,16 +193,25 @@ impl Books {
 
 #[cfg(test)]
 mod tests {
+    use super::super::watch::ALWAYS;
     use super::*;
 
     fn receipt(event: Id, delivery: Id) -> Receipt {
         Receipt {
             event,
             delivery,
-            sent_ns: Some(100),
+            endpoint: 0,
+            stamp: sent(100),
             arrived_ns: 200,
-            taken: true,
+            status: 200,
         }
+    }
+
+    fn sent(sent_ns: u64) -> Option<Stamp> {
+        Some(Stamp {
+            sent_ns,
+            ..Stamp::default()
+        })
     }
 
     #[test]
@@ -184,7 +236,7 @@ mod tests {
 
         books.enter(
             Receipt {
-                taken: false,
+                status: 503,
                 ..receipt(1, 10)
             },
             Signature::Unchecked,
@@ -208,8 +260,8 @@ mod tests {
     fn the_window_decides_by_arrival_what_is_throughput_and_by_stamp_what_is_latency() {
         let mut books = Books::default();
         books.measure(1_000_000..2_000_000);
-        let at = |delivery, sent, arrived_ns| Receipt {
-            sent_ns: Some(sent),
+        let at = |delivery, sent_ns, arrived_ns| Receipt {
+            stamp: sent(sent_ns),
             arrived_ns,
             ..receipt(delivery, delivery)
         };
@@ -227,12 +279,42 @@ mod tests {
     }
 
     #[test]
+    fn a_watch_sees_its_endpoints_and_its_time_and_nothing_else() {
+        let mut books = Books::default();
+        let watch = Watch {
+            name: "healthy".to_owned(),
+            endpoints: 2..4,
+            sent: 1_000_000..2_000_000,
+            arrived: ALWAYS,
+        };
+        books.watch(vec![watch]);
+        let at = |delivery, endpoint, sent_ns, status| Receipt {
+            endpoint,
+            stamp: sent(sent_ns),
+            arrived_ns: 4_000_000,
+            status,
+            ..receipt(delivery, delivery)
+        };
+
+        books.enter(at(1, 1, 1_000_000, 200), Signature::Unchecked);
+        books.enter(at(2, 2, 999_999, 200), Signature::Unchecked);
+        books.enter(at(3, 2, 1_000_000, 429), Signature::Unchecked);
+        books.enter(at(3, 2, 1_000_000, 200), Signature::Unchecked);
+        books.enter(at(3, 2, 1_000_000, 200), Signature::Unchecked);
+
+        let seen = &books.seen()[0];
+        assert_eq!((seen.requests, seen.throttled, seen.deliveries), (3, 1, 1));
+        assert_eq!(seen.latency_ms.samples, 1);
+        assert!((seen.latency_ms.max - 3.0).abs() < 0.01);
+    }
+
+    #[test]
     fn a_payload_that_was_changed_is_counted() {
         let mut books = Books::default();
 
         books.enter(
             Receipt {
-                sent_ns: None,
+                stamp: None,
                 ..receipt(1, 10)
             },
             Signature::Unchecked,

@@ -1,12 +1,16 @@
 //! A receiver of webhooks that costs a few microseconds per request and keeps the books.
 //!
-//! HTTP/1.1 with keep-alive on one thread. `POST /e/<n>` is endpoint number n; `/control/…` is for
-//! the scenario runner ([`control`]); anything else is answered and not counted, which is what the
-//! generator is calibrated against.
+//! HTTP/1.1 with keep-alive on one thread. `POST /e/<n>` is endpoint number n, which answers as it was
+//! told ([`answers`]); `/control/…` is for the scenario runner ([`control`]); anything else is answered
+//! and not counted, which is what the generator is calibrated against.
 
+pub mod answers;
 pub mod books;
 mod control;
+mod endpoints;
+pub mod order;
 pub mod verify;
+pub mod watch;
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,39 +22,18 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
+pub use self::answers::Answers;
 use self::books::{Books, Receipt, Signature};
+pub use self::endpoints::{Arrival, Change, EndpointCounts};
+use self::endpoints::{Asked, Endpoints, Verdict};
 use self::verify::Keys;
 pub use self::verify::Verify;
 use crate::http::{self, Request};
+use crate::payload::Stamp;
 use crate::{ids, payload};
 
 /// What a connection's buffer holds at first, in bytes: several requests of 512 bytes.
 const BUFFER: usize = 8 * 1024;
-
-/// How deliveries are answered.
-#[derive(Debug, Clone, Copy)]
-pub struct Answers {
-    pub status: u16,
-    /// The share of deliveries, 0 to 1, that is answered `fail_status` instead.
-    pub fail: f64,
-    pub fail_status: u16,
-    /// How long each answer is held back.
-    pub delay: Duration,
-    /// Read and never answer.
-    pub hang: bool,
-}
-
-impl Default for Answers {
-    fn default() -> Self {
-        Self {
-            status: 200,
-            fail: 0.0,
-            fail_status: 503,
-            delay: Duration::ZERO,
-            hang: false,
-        }
-    }
-}
 
 /// A running receiver. Dropping it ends its listening and its connections.
 #[derive(Debug)]
@@ -65,9 +48,9 @@ pub struct Receiver {
 /// What the connections share. The locks are never held across an await.
 #[derive(Debug)]
 struct State {
-    answers: Answers,
     verify: Verify,
     keys: Mutex<Keys>,
+    endpoints: Mutex<Endpoints>,
     books: Mutex<Books>,
 }
 
@@ -77,9 +60,9 @@ impl Receiver {
         let listener = TcpListener::bind(addr).await?;
         let addr = listener.local_addr()?;
         let state = Arc::new(State {
-            answers,
             verify,
             keys: Mutex::default(),
+            endpoints: Mutex::new(Endpoints::new(answers)),
             books: Mutex::default(),
         });
         let (alive, stopped) = oneshot::channel();
@@ -147,12 +130,12 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
             Ok(_) => {}
         }
         let mut used = 0;
-        let mut deliveries = false;
+        let mut held = Vec::new();
         loop {
             match http::request(read.get(used..).unwrap_or_default()) {
                 Ok(Some(request)) => {
                     used += request.length;
-                    deliveries |= answer(&state, &request, &mut write);
+                    held.extend(answer(&state, &request, &mut write));
                 }
                 Ok(None) => break,
                 Err(_malformed) => {
@@ -162,8 +145,13 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
             }
         }
         read.drain(..used);
-        if deliveries && !hold_back(&mut stream, state.answers).await {
-            return;
+        for held in held {
+            if !hold_back(&mut stream, held).await {
+                return;
+            }
+            if let Some((endpoint, stamp)) = held.ordered {
+                lock(&state.books).answered(endpoint, stamp);
+            }
         }
         if stream.write_all(&write).await.is_err() {
             return;
@@ -172,9 +160,18 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
     }
 }
 
-/// Waits as long as the answers ask for; false when the connection ended meanwhile.
-async fn hold_back(stream: &mut TcpStream, answers: Answers) -> bool {
-    if answers.hang {
+/// An answer that is written later, or that the order book hears of when it is.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    delay: Duration,
+    hang: bool,
+    /// Answered 2xx.
+    ordered: Option<(usize, Stamp)>,
+}
+
+/// Waits as long as the answer asks for; false when the connection ended meanwhile.
+async fn hold_back(stream: &mut TcpStream, held: Held) -> bool {
+    if held.hang {
         let mut ignored = [0; 256];
         while stream
             .read(&mut ignored)
@@ -183,58 +180,68 @@ async fn hold_back(stream: &mut TcpStream, answers: Answers) -> bool {
         {}
         return false;
     }
-    if !answers.delay.is_zero() {
-        tokio::time::sleep(answers.delay).await;
+    if !held.delay.is_zero() {
+        tokio::time::sleep(held.delay).await;
     }
     true
 }
 
-/// Answers one request into `write`; whether it was a delivery.
-fn answer(state: &State, request: &Request<'_>, write: &mut Vec<u8>) -> bool {
+/// Answers one request into `write`; what has to happen before that is sent.
+fn answer(state: &State, request: &Request<'_>, write: &mut Vec<u8>) -> Option<Held> {
     if let Some(number) = request.path.strip_prefix("/e/") {
-        let status = deliver(state, request, number.parse().unwrap_or(usize::MAX));
-        write_head(write, status, 0);
-        return true;
+        return deliver(state, request, number.parse().unwrap_or(usize::MAX), write);
     }
     match request.path.strip_prefix("/control/") {
         Some(path) => control::answer(state, path, request.body, write),
         None => write_head(write, 200, 0),
     }
-    false
+    None
 }
 
-/// Takes one delivery in; the status to answer.
-fn deliver(state: &State, request: &Request<'_>, endpoint: usize) -> u16 {
+/// Takes one delivery in.
+fn deliver(
+    state: &State,
+    request: &Request<'_>,
+    endpoint: usize,
+    write: &mut Vec<u8>,
+) -> Option<Held> {
     let arrived_ns = payload::now_ns();
-    let answers = state.answers;
     let event = ids::decode(request.webhook_id, b"evt");
     let delivery = ids::decode(request.delivery_id, b"dlv");
     let (Some(event), Some(delivery)) = (event, delivery) else {
         lock(&state.books).malformed();
-        return 400;
+        write_head(write, 400, 0);
+        return None;
     };
-    let status = if chance(delivery ^ u128::from(arrived_ns)) < answers.fail {
-        answers.fail_status
-    } else {
-        answers.status
-    };
+    let verdict = lock(&state.endpoints).arrive(
+        endpoint,
+        Asked {
+            delivery,
+            now_ns: arrived_ns,
+            chance: chance(delivery ^ u128::from(arrived_ns)),
+        },
+    );
     let signature = match state.verify {
         Verify::All | Verify::Sample => lock(&state.keys).check(state.verify, endpoint, request),
         Verify::None => Signature::Unchecked,
     };
-    let taken = (200..300).contains(&status) && !answers.hang;
-    let sent_ns = payload::stamp(request.body);
-    lock(&state.books).enter(
-        Receipt {
-            event,
-            delivery,
-            sent_ns,
-            arrived_ns,
-            taken,
-        },
-        signature,
-    );
-    status
+    let receipt = Receipt {
+        event,
+        delivery,
+        endpoint,
+        stamp: payload::stamp(request.body),
+        arrived_ns,
+        status: if verdict.hang { 0 } else { verdict.status },
+    };
+    lock(&state.books).enter(receipt, signature);
+    write_verdict(write, verdict);
+    let ordered = receipt.stamp.filter(|it| it.key > 0 && receipt.taken());
+    let held = Held {
+        delay: verdict.delay,
+        hang: verdict.hang,
+        ordered: ordered.map(|stamp| (endpoint, stamp)),
+    };
+    (held.hang || !held.delay.is_zero() || held.ordered.is_some()).then_some(held)
 }
 
 /// A number in 0..1 from `seed`, spread evenly.
@@ -242,6 +249,19 @@ fn chance(seed: u128) -> f64 {
     let folded = u64::try_from((seed ^ (seed >> 64)) & u128::from(u64::MAX)).unwrap_or(0);
     let mixed = folded.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+fn write_verdict(write: &mut Vec<u8>, verdict: Verdict) {
+    match verdict.retry_after {
+        None => write_head(write, verdict.status, 0),
+        Some(seconds) => {
+            let status = verdict.status;
+            let head = format!(
+                "HTTP/1.1 {status} -\r\nretry-after: {seconds}\r\ncontent-length: 0\r\n\r\n"
+            );
+            write.extend_from_slice(head.as_bytes());
+        }
+    }
 }
 
 /// Writes a response head, for a body of `length` bytes.

@@ -9,7 +9,7 @@ use crate::client::{Connection, ask, ask_json, request};
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 fn delivery(endpoint: usize, event: Uuid, id: Uuid, signature: &str) -> Vec<u8> {
-    let (body, _) = payload::blank(128);
+    let body = payload::blank(128);
     let head = format!(
         "POST /e/{endpoint} HTTP/1.1\r\nhost: x\r\nwebhook-id: {}\r\nwebhook-timestamp: {}\r\n\
          webhook-signature: {signature}\r\npostrider-delivery-id: {}\r\ncontent-length: 128\r\n\r\n",
@@ -136,4 +136,75 @@ async fn a_receiver_that_hangs_takes_nothing_and_answers_nothing() {
     assert!(answer.is_err(), "it answered");
     let counts = counts(&receiver).await;
     assert_eq!((counts.deliveries, counts.refused), (0, 1));
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_told_to_limit_answers_429_with_the_time_and_says_what_it_was_asked() {
+    let receiver = Receiver::start(ANY, Answers::default(), Verify::None)
+        .await
+        .unwrap();
+    let changes = br#"[{"endpoints": {"start": 1, "end": 2}, "journal": true,
+        "answers": {"limit": {"window": {"most": 1, "length_ms": 60000}}}}]"#;
+    let control =
+        |path: &str, body: &[u8]| request("POST", &format!("/control/{path}"), None, body);
+    ask(receiver.addr, &control("answers", changes))
+        .await
+        .unwrap();
+    let mut stream = TcpStream::connect(receiver.addr).await.unwrap();
+    let event = new_v7(wall_time());
+
+    let both = [1, 1].map(|endpoint| delivery(endpoint, event, new_v7(wall_time()), ""));
+    stream.write_all(&both.concat()).await.unwrap();
+    let expected = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n\
+         HTTP/1.1 429 -\r\nretry-after: 60\r\ncontent-length: 0\r\n\r\n";
+    let mut answers = vec![0; expected.len()];
+    stream.read_exact(&mut answers).await.unwrap();
+
+    assert_eq!(String::from_utf8_lossy(&answers), expected);
+    let range = br#"{"start": 0, "end": 2}"#;
+    let counts: Vec<EndpointCounts> = ask_json(receiver.addr, &control("endpoints", range))
+        .await
+        .unwrap();
+    assert_eq!((counts[1].requests, counts[1].throttled), (2, 1));
+    let arrivals: Vec<Vec<Arrival>> = ask_json(receiver.addr, &control("arrivals", range))
+        .await
+        .unwrap();
+    assert_eq!(arrivals[0], []);
+    assert_eq!(
+        arrivals[1]
+            .iter()
+            .map(|(_, status)| *status)
+            .collect::<Vec<_>>(),
+        [200, 429]
+    );
+}
+
+#[tokio::test]
+async fn the_order_per_key_is_that_of_answers_not_of_arrivals() {
+    let answers = Answers {
+        delay_ms: 50,
+        ..Answers::default()
+    };
+    let receiver = Receiver::start(ANY, answers, Verify::None).await.unwrap();
+    let keyed = |number| {
+        let mut sent = delivery(0, new_v7(wall_time()), new_v7(wall_time()), "");
+        let body_at = sent.len() - 128;
+        let stamp = Stamp {
+            sent_ns: 1,
+            key: 5,
+            number,
+        };
+        payload::write(&mut sent[body_at..], stamp);
+        sent
+    };
+    let mut first = Connection::open(receiver.addr).await.unwrap();
+    let mut second = Connection::open(receiver.addr).await.unwrap();
+
+    first.exchange(&keyed(1)).await.unwrap();
+    let (two, three) = (keyed(2), keyed(3));
+    let (slow, hasty) = tokio::join!(first.exchange(&two), second.exchange(&three));
+
+    assert_eq!((slow.unwrap().status, hasty.unwrap().status), (200, 200));
+    let order = receiver.books().order();
+    assert_eq!((order.requests, order.overtaking + order.backwards), (3, 1));
 }
