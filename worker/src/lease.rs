@@ -246,11 +246,12 @@ impl Lease {
         &self,
         session: &Session,
         tenure: &mut Tenure,
-        slots: Vec<(Slot, Epoch)>,
+        taken: Vec<slots::Taken>,
     ) -> Result<(), StoreError> {
-        if slots.is_empty() {
+        if taken.is_empty() {
             return Ok(());
         }
+        let slots: Vec<_> = taken.iter().map(|it| (it.slot, it.epoch)).collect();
         let suspects = within(STATEMENT_BUDGET, slots::suspects(session)).await?;
         tracing::info!(
             slots = slots.len(),
@@ -299,7 +300,7 @@ impl Lease {
         leaving: Vec<(Slot, Epoch)>,
     ) {
         let leaving = tenure.still_held(leaving);
-        let releasing = slots::release(session, incarnation, &leaving);
+        let releasing = slots::release(session, incarnation, &leaving, &[]);
         match within(STATEMENT_BUDGET, releasing).await {
             Ok(_) => announce(session).await,
             // Whether they are still ours is seen at the next renewal, which then takes them anew.

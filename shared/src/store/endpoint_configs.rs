@@ -5,17 +5,25 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::StoreError;
+use super::endpoint_runtime::{self, Runtime, runtime_columns};
 use crate::domain::endpoint::{EndpointSettings, EndpointState};
 use crate::ids::{EndpointId, EndpointKey};
 
-/// By `endpoints_pkey` and `endpoint_secrets_endpoint`. One snapshot, so version and secrets agree.
-const READ: &str = "
+/// By `endpoints_pkey`, `endpoint_secrets_endpoint` and `endpoint_runtime_pkey`. One snapshot, so
+/// version and secrets agree.
+const READ: &str = concat!(
+    "
 SELECT e.id, e.public_id, e.version, e.state, e.url, e.settings, e.sealed_headers,
        ARRAY(SELECT s.sealed FROM endpoint_secrets s WHERE s.endpoint_id = e.id AND coalesce(s.expires_at > now(), true)
              ORDER BY s.expires_at DESC NULLS FIRST, s.id DESC LIMIT 8),
        ARRAY(SELECT coalesce(s.expires_at, 'infinity') FROM endpoint_secrets s WHERE s.endpoint_id = e.id AND coalesce(s.expires_at > now(), true)
-             ORDER BY s.expires_at DESC NULLS FIRST, s.id DESC LIMIT 8)
-FROM unnest($1::int8[]) w(id) CROSS JOIN LATERAL (SELECT * FROM endpoints e WHERE e.id = w.id OFFSET 0) e";
+             ORDER BY s.expires_at DESC NULLS FIRST, s.id DESC LIMIT 8),
+       e.ordered, ",
+    runtime_columns!(),
+    "
+FROM unnest($1::int8[]) w(id) CROSS JOIN LATERAL (SELECT * FROM endpoints e WHERE e.id = w.id OFFSET 0) e
+LEFT JOIN LATERAL (SELECT * FROM endpoint_runtime r WHERE r.endpoint_id = e.id OFFSET 0) r ON true"
+);
 
 /// Every statement of this module, for the test that prepares them all.
 pub const STATEMENTS: &[(&str, &str)] = &[("endpoint_configs::read", READ)];
@@ -39,6 +47,10 @@ pub struct StoredEndpoint {
     pub sealed_headers: Option<Vec<u8>>,
     /// Sealed secrets, the current one first, each with its end if it has one.
     pub sealed_secrets: Vec<(Vec<u8>, Option<OffsetDateTime>)>,
+    /// Whether its deliveries with an ordering key go one after the other.
+    pub ordered: bool,
+    /// What its last owner knew of it.
+    pub runtime: Runtime,
 }
 
 /// Reads endpoints; ids that do not exist are left out.
@@ -73,5 +85,7 @@ fn read_row(row: &tokio_postgres::Row) -> Result<StoredEndpoint, StoreError> {
         settings,
         sealed_headers: row.try_get(6)?,
         sealed_secrets: sealed.into_iter().zip(ends).collect(),
+        ordered: row.try_get(9)?,
+        runtime: endpoint_runtime::read(row, 10)?,
     })
 }

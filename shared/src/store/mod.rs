@@ -13,6 +13,7 @@ pub mod backlog;
 pub mod commands;
 pub mod deliveries;
 pub mod endpoint_configs;
+pub mod endpoint_runtime;
 pub mod endpoints;
 pub mod error;
 pub mod events;
@@ -38,6 +39,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         slots::STATEMENTS,
         queue::STATEMENTS,
         endpoint_configs::STATEMENTS,
+        endpoint_runtime::STATEMENTS,
         commands::STATEMENTS,
         attempts::STATEMENTS,
         deliveries::STATEMENTS,

@@ -5,6 +5,9 @@
 //!   is still running; afterwards its records find no row and change nothing.
 //! - The first scan of a slot that was taken is a *later* statement than the take-over.
 //!
+//! - R1: what is left of an endpoint's rate limit is stored in the transaction that gives its slot up, and
+//!   only then; [`Taken::clean`] tells whether the last owner got that far.
+//!
 //! All of these commit synchronously: a take-over that was lost in a crash of the database would
 //! hand out one epoch twice.
 
@@ -12,11 +15,12 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use time::OffsetDateTime;
-use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row, Transaction};
 use uuid::Uuid;
 
 use super::StoreError;
-use crate::ids::{Epoch, Incarnation, Slot};
+use crate::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 
 /// Again after a lost answer: the row may be there already, and renewed since by the time that the
 /// first of two statements comes through.
@@ -64,12 +68,13 @@ UPDATE slots SET owner = $1, epoch = epoch + 1 WHERE slot IN (
   WHERE s.owner IS NULL OR NOT EXISTS (SELECT 1 FROM workers w WHERE w.id = s.owner)
   ORDER BY s.slot LIMIT $2 FOR UPDATE OF s SKIP LOCKED)
   AND EXISTS (SELECT 1 FROM workers WHERE id = $1)
-RETURNING slot, epoch";
+RETURNING slot, epoch, coalesce(released_epoch = epoch - 1, false), clock_timestamp()";
 
 /// By slot and epoch, so that an earlier copy of the statement that is still under way does nothing.
 const RECLAIM: &str = "
 UPDATE slots s SET epoch = s.epoch + 1 FROM unnest($2::int2[], $3::int8[]) w(slot, epoch)
-WHERE s.slot = w.slot AND s.epoch = w.epoch AND s.owner = $1 RETURNING s.slot, s.epoch";
+WHERE s.slot = w.slot AND s.epoch = w.epoch AND s.owner = $1
+RETURNING s.slot, s.epoch, coalesce(s.released_epoch = s.epoch - 1, false), clock_timestamp()";
 
 /// Waits for this incarnation's own statements under the fence, so that nothing is recorded or closed
 /// after the hand-over.
@@ -78,7 +83,18 @@ const LOCK_SELF: &str = "SELECT 1 FROM workers WHERE id = $1 FOR UPDATE";
 /// By slot and epoch, as [`RECLAIM`].
 const RELEASE: &str = "
 UPDATE slots s SET owner = NULL, released_epoch = s.epoch FROM unnest($2::int2[], $3::int8[]) w(slot, epoch)
-WHERE s.slot = w.slot AND s.epoch = w.epoch AND s.owner = $1 RETURNING s.slot";
+WHERE s.slot = w.slot AND s.epoch = w.epoch AND s.owner = $1 RETURNING s.slot, s.released_epoch";
+
+/// By primary key, in its order. In the transaction of [`RELEASE`], for slots that it gave up. A breaker's
+/// state is not touched.
+const HAND_OVER: &str = "
+INSERT INTO endpoint_runtime (endpoint_id, slot, tenant_id, tat_at, tat_epoch, parked_until)
+SELECT * FROM unnest($1::int8[], $2::int2[], $3::int4[], $4::timestamptz[], $5::int8[], $6::timestamptz[])
+  u(endpoint_id, slot, tenant_id, tat_at, tat_epoch, parked_until)
+ORDER BY endpoint_id
+ON CONFLICT (endpoint_id) DO UPDATE SET
+  slot = excluded.slot, tenant_id = excluded.tenant_id,
+  tat_at = excluded.tat_at, tat_epoch = excluded.tat_epoch, parked_until = excluded.parked_until";
 
 const LEAVE: &str = "DELETE FROM workers WHERE id = $1";
 
@@ -103,6 +119,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("slots::reclaim", RECLAIM),
     ("slots::lock_self", LOCK_SELF),
     ("slots::release", RELEASE),
+    ("slots::hand_over", HAND_OVER),
     ("slots::leave", LEAVE),
     ("slots::suspects", SUSPECTS),
     ("slots::charge_suspect", CHARGE_SUSPECT),
@@ -118,6 +135,40 @@ pub struct Census {
     pub free: usize,
     /// What the asker owns.
     pub mine: Vec<(Slot, Epoch)>,
+}
+
+/// A slot that was taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// Which.
+    pub slot: Slot,
+    /// The number of this take-over.
+    pub epoch: Epoch,
+    /// The last owner handed it over in order: what it stored at hand-over with the epoch before this one
+    /// is exact, and an endpoint that it stored no bucket for has a full one. Otherwise buckets start
+    /// empty as of `at` (R1), and a transition may have been lost.
+    pub clean: bool,
+    /// The database's clock at the take-over. Who owned the slot before started nothing after it, unless
+    /// it was paused past its lease.
+    pub at: OffsetDateTime,
+}
+
+/// What the next owner must know of an endpoint's limits; only of endpoints whose bucket is not full, or
+/// that are parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Handed {
+    /// The endpoint.
+    pub endpoint: EndpointKey,
+    /// Its slot.
+    pub slot: Slot,
+    /// The epoch that ends.
+    pub epoch: Epoch,
+    /// Whose it is.
+    pub tenant: TenantKey,
+    /// The bucket's position (theoretical arrival time); `None`: it is full.
+    pub tat: Option<OffsetDateTime>,
+    /// Nothing is sent before.
+    pub parked_until: Option<OffsetDateTime>,
 }
 
 /// Begins a life. Returns the database's clock.
@@ -216,12 +267,19 @@ pub async fn acquire(
     client: &Client,
     incarnation: Incarnation,
     count: usize,
-) -> Result<Vec<(Slot, Epoch)>, StoreError> {
+) -> Result<Vec<Taken>, StoreError> {
     let count = i64::try_from(count).unwrap_or(i64::MAX);
     let rows = client.query(ACQUIRE, &[&incarnation.0, &count]).await?;
-    rows.iter()
-        .map(|row| Ok((Slot(row.try_get(0)?), Epoch(row.try_get(1)?))))
-        .collect()
+    rows.iter().map(taken).collect()
+}
+
+fn taken(row: &Row) -> Result<Taken, StoreError> {
+    Ok(Taken {
+        slot: Slot(row.try_get(0)?),
+        epoch: Epoch(row.try_get(1)?),
+        clean: row.try_get(2)?,
+        at: row.try_get(3)?,
+    })
 }
 
 /// Takes anew, under the next epoch, slots that are this incarnation's according to the database
@@ -234,7 +292,7 @@ pub async fn reclaim(
     client: &mut Client,
     incarnation: Incarnation,
     slots: &[(Slot, Epoch)],
-) -> Result<Vec<(Slot, Epoch)>, StoreError> {
+) -> Result<Vec<Taken>, StoreError> {
     let (slots, epochs) = columns(slots);
     let transaction = client.transaction().await?;
     transaction.query_opt(LOCK_SELF, &[&incarnation.0]).await?;
@@ -242,16 +300,16 @@ pub async fn reclaim(
         .query(RECLAIM, &[&incarnation.0, &slots, &epochs])
         .await?;
     transaction.commit().await?;
-    rows.iter()
-        .map(|row| Ok((Slot(row.try_get(0)?), Epoch(row.try_get(1)?))))
-        .collect()
+    rows.iter().map(taken).collect()
 }
 
 fn columns(slots: &[(Slot, Epoch)]) -> (Vec<i16>, Vec<i64>) {
     slots.iter().map(|(slot, epoch)| (slot.0, epoch.0)).unzip()
 }
 
-/// Hands slots over; nothing of them may be on the wire. Returns those that were still ours.
+/// Hands slots over, with what the next owner must know of their endpoints' limits; nothing of them may
+/// be on the wire. `buckets`: each endpoint at most once; those of slots that are not handed over here are
+/// left out. Returns the slots that were still ours.
 ///
 /// # Errors
 /// As any statement.
@@ -259,6 +317,7 @@ pub async fn release(
     client: &mut Client,
     incarnation: Incarnation,
     slots: &[(Slot, Epoch)],
+    buckets: &[Handed],
 ) -> Result<Vec<Slot>, StoreError> {
     let (slots, epochs) = columns(slots);
     let transaction = client.transaction().await?;
@@ -266,8 +325,44 @@ pub async fn release(
     let rows = transaction
         .query(RELEASE, &[&incarnation.0, &slots, &epochs])
         .await?;
+    let mut released = HashMap::with_capacity(rows.len());
+    for row in rows {
+        released.insert(Slot(row.try_get(0)?), Epoch(row.try_get(1)?));
+    }
+    let ours = |it: &&Handed| released.get(&it.slot) == Some(&it.epoch);
+    let handed: Vec<&Handed> = buckets.iter().filter(ours).collect();
+    if !handed.is_empty() {
+        hand_over(&transaction, &handed).await?;
+    }
     transaction.commit().await?;
-    rows.iter().map(|row| Ok(Slot(row.try_get(0)?))).collect()
+    Ok(released.into_keys().collect())
+}
+
+async fn hand_over(transaction: &Transaction<'_>, handed: &[&Handed]) -> Result<(), StoreError> {
+    let endpoints: Vec<i64> = handed.iter().map(|it| it.endpoint.0).collect();
+    let slots: Vec<i16> = handed.iter().map(|it| it.slot.0).collect();
+    let tenants: Vec<i32> = handed.iter().map(|it| it.tenant.0).collect();
+    let positions: Vec<_> = handed.iter().map(|it| it.tat.map(rounded_up)).collect();
+    let epochs: Vec<i64> = handed.iter().map(|it| it.epoch.0).collect();
+    let parked: Vec<_> = handed
+        .iter()
+        .map(|it| it.parked_until.map(rounded_up))
+        .collect();
+    let params: [&(dyn ToSql + Sync); 6] =
+        [&endpoints, &slots, &tenants, &positions, &epochs, &parked];
+    transaction.execute(HAND_OVER, &params).await?;
+    Ok(())
+}
+
+/// To the database's microseconds, never down: a position that comes back earlier than it went is a
+/// request too many (R1).
+fn rounded_up(at: OffsetDateTime) -> OffsetDateTime {
+    match at.nanosecond() % 1_000 {
+        0 => at,
+        over => at
+            .checked_add(time::Duration::nanoseconds(i64::from(1_000 - over)))
+            .unwrap_or(at),
+    }
 }
 
 /// Ends a life in order, after all slots were released.
