@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::auth::Auth;
 use crate::config::Config;
 use crate::health::Health;
-use crate::ingest::{Queue, hints, writer};
+use crate::ingest::{Lane, Queues, hints, writer};
 use crate::routes::{NextSlot, State};
 use crate::{metrics, request_id, routes};
 
@@ -78,15 +78,15 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     let database = config.database.clone();
     let pool = database.pool(Role::Api, config.connections, POOL_WAIT)?;
     let clock = Arc::new(DatabaseClock::new());
-    let mut queue = Queue::new(config.deadline);
+    let mut queues = Queues::new(config.deadline);
     if let Some(most) = config.most_waiting {
-        queue = queue.with_most_waiting(most);
+        queues = queues.with_most_waiting(most);
     }
-    let queue = Arc::new(queue);
+    let queues = Arc::new(queues);
     let (hints, arriving) = hints::Hints::channel();
     let writers = Arc::new(writer::Shared {
         database: database.clone(),
-        queue: Arc::clone(&queue),
+        queues: Arc::clone(&queues),
         clock: Arc::clone(&clock),
         hints,
         connected: AtomicBool::new(false),
@@ -101,7 +101,7 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
         auth: Auth::new(pool.clone(), config.admin_token.clone()),
         slots: NextSlot::new(),
         pool,
-        queue,
+        queues,
         clock,
         health,
         config,
@@ -177,8 +177,14 @@ async fn run(
 fn start_writers(tasks: &mut Supervisor, state: &State, writers: &Arc<writer::Shared>) {
     for _ in 0..state.config.writers {
         let shared = Arc::clone(writers);
-        tasks.start("writer", move |stop| writer::run(Arc::clone(&shared), stop));
+        tasks.start("writer", move |stop| {
+            writer::run(Arc::clone(&shared), Lane::Plain, stop)
+        });
     }
+    let shared = Arc::clone(writers);
+    tasks.start("ordered writer", move |stop| {
+        writer::run(Arc::clone(&shared), Lane::Ordered, stop)
+    });
 }
 
 fn start_hints(

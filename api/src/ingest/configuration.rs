@@ -98,6 +98,17 @@ impl Configurations {
         }
     }
 
+    /// Forgets a tenant's endpoints if a newer version than this one's is known to be out.
+    pub(super) fn forget_older(&mut self, tenant: TenantKey, version: i64) {
+        if self
+            .tenants
+            .get(&tenant)
+            .is_some_and(|known| known.version < version)
+        {
+            self.forget(tenant);
+        }
+    }
+
     /// Loads what events need and is not known, in at most three statements. What is unknown
     /// afterwards does not exist: a tenant, or a type beyond the tenant's limit.
     pub(super) async fn prepare<'a>(

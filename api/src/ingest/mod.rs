@@ -6,6 +6,10 @@
 //! A writer takes whatever queued during its previous commit; there is no timer, so a lone request
 //! waits for nothing and a thousand share one commit.
 //!
+//! Events with an ordering key and an ordered endpoint have a queue and a writer of their own
+//! ([`Lane::Ordered`]): they wait for the locks of their keys, and nobody else should. Whether an
+//! event is one of them is known when it is planned, so a writer may hand it over to the other lane.
+//!
 //! # Invariants
 //! - D1, D2: a request is answered only after the commit that holds its event and deliveries.
 //! - Bounded: what waits (queued or being written) is limited in number and bytes; above that the
@@ -23,6 +27,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use shared::domain::delivery::Status;
+use shared::domain::order::OrderKey;
 use shared::ids::TenantKey;
 use time::OffsetDateTime;
 use tokio::sync::{Notify, oneshot};
@@ -48,6 +53,17 @@ pub(crate) struct NewEvent {
     pub(crate) payload: Bytes,
     pub(crate) channels: Vec<String>,
     pub(crate) deliver_before: Option<OffsetDateTime>,
+    /// Its order among the tenant's events of the same key, at endpoints that ask for it.
+    pub(crate) order_key: Option<OrderKey>,
+}
+
+/// Which writers an event goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Most events.
+    Plain,
+    /// Events that have a place in the order of an endpoint.
+    Ordered,
 }
 
 /// An event that is durable.
@@ -93,6 +109,12 @@ pub(crate) type Reply = Result<Accepted, Refusal>;
 pub(crate) struct Waiting {
     pub(crate) event: NewEvent,
     pub(crate) reply: oneshot::Sender<Reply>,
+    /// Given once and kept: a resubmission must not make a second event.
+    id: Option<Uuid>,
+    /// The newest version of the tenant's configuration that a writer planned it with.
+    planned_with: i64,
+    /// How often it was sent back for another plan, or to the other lane.
+    rounds: u8,
     _room: Room,
 }
 
@@ -116,9 +138,49 @@ impl Drop for Room {
     }
 }
 
-/// Between the requests and the writers.
+/// The queues of both lanes. Each has its own limits, so that neither fills the other's.
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub(crate) struct Queues {
+    plain: Queue,
+    ordered: Queue,
+}
+
+impl Queues {
+    pub(crate) fn new(deadline: Duration) -> Self {
+        Self {
+            plain: Queue::new(deadline),
+            ordered: Queue::new(deadline),
+        }
+    }
+
+    /// The same with other limits, for tests that fill them.
+    pub(crate) fn with_most_waiting(self, most: usize) -> Self {
+        Self {
+            plain: self.plain.with_most_waiting(most),
+            ordered: self.ordered.with_most_waiting(most),
+        }
+    }
+
+    /// Hands an event to a writer and waits until it is durable.
+    pub(crate) async fn submit(&self, event: NewEvent) -> Reply {
+        let lane = match event.order_key {
+            Some(_) => Lane::Ordered,
+            None => Lane::Plain,
+        };
+        self.of(lane).submit(event).await
+    }
+
+    const fn of(&self, lane: Lane) -> &Queue {
+        match lane {
+            Lane::Plain => &self.plain,
+            Lane::Ordered => &self.ordered,
+        }
+    }
+}
+
+/// Between the requests and the writers of a lane.
+#[derive(Debug)]
+struct Queue {
     waiting: Mutex<VecDeque<Waiting>>,
     taken: Arc<Taken>,
     arrived: Notify,
@@ -128,7 +190,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(deadline: Duration) -> Self {
+    fn new(deadline: Duration) -> Self {
         Self {
             waiting: Mutex::default(),
             taken: Arc::default(),
@@ -138,28 +200,34 @@ impl Queue {
         }
     }
 
-    /// The same with another limit, for tests that fill it.
-    pub(crate) fn with_most_waiting(mut self, most: usize) -> Self {
+    fn with_most_waiting(mut self, most: usize) -> Self {
         self.most_waiting = most;
         self
     }
 
-    /// Hands an event to a writer and waits until it is durable.
-    pub(crate) async fn submit(&self, event: NewEvent) -> Reply {
+    async fn submit(&self, event: NewEvent) -> Reply {
         let room = self.room(event.payload.len())?;
         let (reply, answer) = oneshot::channel();
         let waiting = Waiting {
             event,
             reply,
+            id: None,
+            planned_with: 0,
+            rounds: 0,
             _room: room,
         };
-        self.lock().push_back(waiting);
-        self.arrived.notify_one();
+        self.put(waiting);
         match tokio::time::timeout(self.deadline, answer).await {
             Ok(Ok(reply)) => reply,
             // The writer restarted, or the deadline passed: the client may send it again.
             Ok(Err(_)) | Err(_) => Err(Refusal::Late),
         }
+    }
+
+    /// One more at the end. It has its room already.
+    fn put(&self, waiting: Waiting) {
+        self.lock().push_back(waiting);
+        self.arrived.notify_one();
     }
 
     /// Up to `most` requests, at once; empty when none waits.
@@ -210,6 +278,7 @@ mod tests {
             payload: Bytes::from(vec![b' '; bytes]),
             channels: Vec::new(),
             deliver_before: None,
+            order_key: None,
         }
     }
 

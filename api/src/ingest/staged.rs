@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::configuration::{Configurations, Known};
-use super::{Accepted, AcceptedDelivery, MOST_FAN_OUT, MOST_LISTED, Refusal, Reply, Waiting};
+use super::{Accepted, AcceptedDelivery, Lane, MOST_FAN_OUT, MOST_LISTED, Refusal, Reply, Waiting};
 
 /// Rounds that an event may be sent back because its tenant's endpoints changed meanwhile.
 const MOST_ROUNDS: u8 = 20;
@@ -16,12 +16,9 @@ const MOST_ROUNDS: u8 = 20;
 #[derive(Debug)]
 pub(super) struct Staged {
     waiting: Waiting,
-    /// Given once and kept: a resubmission must not make a second event.
-    id: Option<Uuid>,
     plan: Option<Plan>,
     /// It was submitted and the answer was lost: it may exist.
     pub(super) in_doubt: bool,
-    rounds: u8,
 }
 
 /// The fan-out of an event, made from one version of its tenant's configuration.
@@ -39,6 +36,7 @@ struct Planned {
     public: Uuid,
     slot: Slot,
     closed: Option<CloseReason>,
+    ordered: bool,
 }
 
 impl Planned {
@@ -49,6 +47,7 @@ impl Planned {
             public: target.public,
             slot: target.slot,
             closed: target.closed,
+            ordered: target.ordered,
         }
     }
 }
@@ -57,10 +56,8 @@ impl From<Waiting> for Staged {
     fn from(waiting: Waiting) -> Self {
         Self {
             waiting,
-            id: None,
             plan: None,
             in_doubt: false,
-            rounds: 0,
         }
     }
 }
@@ -72,7 +69,30 @@ impl Staged {
 
     /// Tenant and id, once it has one.
     pub(super) fn identity(&self) -> Option<(i32, Uuid)> {
-        self.id.map(|id| (self.event().tenant.0, id))
+        self.waiting.id.map(|id| (self.event().tenant.0, id))
+    }
+
+    /// The newest version of its tenant's configuration that is known to be out, of another lane's
+    /// plan.
+    pub(super) const fn planned_with(&self) -> i64 {
+        self.waiting.planned_with
+    }
+
+    /// Where it belongs by its plan.
+    pub(super) fn lane(&self) -> Lane {
+        let ordered = |plan: &Plan| plan.deliveries.iter().any(|planned| planned.ordered);
+        match self.event().order_key {
+            Some(_) if self.plan.as_ref().is_some_and(ordered) => Lane::Ordered,
+            Some(_) | None => Lane::Plain,
+        }
+    }
+
+    /// For the other lane, which makes its own plan, from no older configuration.
+    pub(super) fn handed_over(self) -> Option<Waiting> {
+        let version = self.plan.as_ref().map_or(0, |plan| plan.config_version);
+        let mut waiting = self.outdated()?.waiting;
+        waiting.planned_with = waiting.planned_with.max(version);
+        Some(waiting)
     }
 
     /// Whether nobody waits for the reply any more.
@@ -118,13 +138,13 @@ impl Staged {
             config_version: known.version,
             deliveries,
         });
-        self.id.get_or_insert_with(|| new_v7(now));
+        self.waiting.id.get_or_insert_with(|| new_v7(now));
         Ok(())
     }
 
     /// Adds it to a batch; not without a plan.
     pub(super) fn add_to<'a>(&'a self, batch: &mut Batch<'a>) {
-        let (Some(id), Some(plan)) = (self.id, &self.plan) else {
+        let (Some(id), Some(plan)) = (self.waiting.id, &self.plan) else {
             debug_assert!(false, "an event is planned before it is submitted");
             return;
         };
@@ -137,12 +157,17 @@ impl Staged {
             channels: joined(&event.channels),
             payload: &event.payload,
             config_version: plan.config_version,
+            order_key: match self.lane() {
+                Lane::Plain => None,
+                Lane::Ordered => event.order_key,
+            },
         };
         let deliveries = plan.deliveries.iter().map(|planned| DeliveryRow {
             id: planned.id,
             endpoint: planned.endpoint,
             slot: planned.slot,
             closed: planned.closed,
+            ordered: planned.ordered,
         });
         batch.push(row, deliveries);
     }
@@ -158,8 +183,8 @@ impl Staged {
 
     /// Sends it back for a plan from a newer configuration.
     pub(super) fn outdated(mut self) -> Option<Self> {
-        self.rounds += 1;
-        if self.rounds > MOST_ROUNDS {
+        self.waiting.rounds += 1;
+        if self.waiting.rounds > MOST_ROUNDS {
             self.answer(Err(Refusal::Restless));
             return None;
         }
@@ -172,7 +197,7 @@ impl Staged {
 
     /// Answers with what was inserted just now.
     pub(super) fn accept(self) {
-        let (Some(id), Some(plan)) = (self.id, &self.plan) else {
+        let (Some(id), Some(plan)) = (self.waiting.id, &self.plan) else {
             return self.answer(Err(Refusal::Internal));
         };
         let deliveries = plan.deliveries.iter().map(|planned| AcceptedDelivery {
@@ -192,7 +217,7 @@ impl Staged {
     /// fan-out. Public ids come from the configuration; an endpoint deleted since is left out of
     /// the listed ones, not of the count.
     pub(super) fn accept_stored(self, stored: &Stored, known: Option<&mut Known>) {
-        let Some(id) = self.id else {
+        let Some(id) = self.waiting.id else {
             return self.answer(Err(Refusal::Internal));
         };
         let targets = known

@@ -7,6 +7,7 @@
 //! - No event twice: an id is given once; when an answer was lost, the writer first asks which ids
 //!   exist, and the statement inserts no id twice.
 //! - A bad row fails alone: a batch that the database refuses is halved until the row is found.
+//! - An event of the wrong lane is handed over before it is submitted.
 //! - Rows whose requester went away are dropped *before* they are submitted.
 
 use std::collections::VecDeque;
@@ -16,14 +17,14 @@ use std::time::Duration;
 
 use shared::runtime::clock::{DatabaseClock, boot_time};
 use shared::runtime::jitter;
-use shared::store::ingest::{Batch, Ingest, Inserted};
+use shared::store::ingest::{Batch, Ingest, Inserted, MOST_ORDERED};
 use shared::store::{Database, StoreError};
 use tokio_util::sync::CancellationToken;
 
 use super::configuration::Configurations;
 use super::hints::Hints;
 use super::staged::Staged;
-use super::{Queue, Refusal};
+use super::{Lane, Queues, Refusal};
 
 /// The most deliveries of a batch: past it a batch gains nothing and its requests wait longer.
 const MOST_DELIVERIES: usize = 500;
@@ -42,7 +43,7 @@ const IDLE_CHECK: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) database: Database,
-    pub(crate) queue: Arc<Queue>,
+    pub(crate) queues: Arc<Queues>,
     pub(crate) clock: Arc<DatabaseClock>,
     pub(crate) hints: Hints,
     /// Whether the last thing a writer heard of the database was good.
@@ -51,9 +52,10 @@ pub(crate) struct Shared {
 
 /// Writes until shutdown. Ends only then: what waits at that moment has been answered, because the
 /// HTTP server stops first.
-pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
+pub(crate) async fn run(shared: Arc<Shared>, lane: Lane, shutdown: CancellationToken) {
     let mut writer = Writer {
         shared,
+        lane,
         configurations: Configurations::default(),
         staged: VecDeque::new(),
     };
@@ -78,6 +80,7 @@ pub(crate) async fn run(shared: Arc<Shared>, shutdown: CancellationToken) {
 
 struct Writer {
     shared: Arc<Shared>,
+    lane: Lane,
     configurations: Configurations,
     /// Taken from the queue and not answered, oldest first.
     staged: VecDeque<Staged>,
@@ -112,13 +115,20 @@ impl Writer {
     /// Waits until there is something to write, and takes a batch's worth of it.
     async fn gather(&mut self) {
         loop {
-            let room = MOST_DELIVERIES.saturating_sub(self.staged.len());
-            let taken = self.shared.queue.take(room);
+            let queue = self.shared.queues.of(self.lane);
+            let taken = queue.take(self.most_events().saturating_sub(self.staged.len()));
             self.staged.extend(taken.into_iter().map(Staged::from));
             if !self.staged.is_empty() {
                 return;
             }
-            self.shared.queue.arrival().await;
+            queue.arrival().await;
+        }
+    }
+
+    const fn most_events(&self) -> usize {
+        match self.lane {
+            Lane::Plain => MOST_DELIVERIES,
+            Lane::Ordered => MOST_ORDERED,
         }
     }
 
@@ -126,6 +136,10 @@ impl Writer {
     async fn step(&mut self, ingest: &Ingest) -> Result<(), StoreError> {
         self.staged.retain(|staged| !staged.is_abandoned());
         self.settle_doubts(ingest).await?;
+        for staged in &self.staged {
+            self.configurations
+                .forget_older(staged.event().tenant, staged.planned_with());
+        }
         let events = self.staged.iter().map(Staged::event);
         self.configurations.prepare(ingest, events).await?;
         let batch = self.plan_batch();
@@ -166,9 +180,14 @@ impl Writer {
                 staged.refuse(refusal);
                 continue;
             }
+            if staged.lane() != self.lane {
+                self.hand_over(staged);
+                continue;
+            }
             weight += staged.weight();
             bytes += staged.event().payload.len();
-            let full = weight > MOST_DELIVERIES || bytes > MOST_BYTES;
+            let full =
+                weight > MOST_DELIVERIES || bytes > MOST_BYTES || batch.len() >= self.most_events();
             if full && !batch.is_empty() {
                 self.staged.push_front(staged);
                 break;
@@ -176,6 +195,13 @@ impl Writer {
             batch.push(staged);
         }
         batch
+    }
+
+    fn hand_over(&self, staged: Staged) {
+        let lane = staged.lane();
+        if let Some(waiting) = staged.handed_over() {
+            self.shared.queues.of(lane).put(waiting);
+        }
     }
 
     /// Submits a batch; one that the database refuses for its data is halved until the culprit
@@ -220,7 +246,10 @@ impl Writer {
             staged.add_to(&mut batch);
         }
         let sent = boot_time();
-        let inserted = ingest.insert(&batch).await?;
+        let inserted = match self.lane {
+            Lane::Plain => ingest.insert(&batch).await?,
+            Lane::Ordered => ingest.insert_ordered(&batch).await?,
+        };
         self.shared.clock.measured(sent, boot_time(), inserted.now);
         Ok(inserted)
     }

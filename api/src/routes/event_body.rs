@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use shared::domain::order::{OrderKey, wrong_key};
 use shared::ids::TenantKey;
 use time::OffsetDateTime;
 
@@ -38,6 +39,8 @@ struct Body<'a> {
     channels: Option<Vec<String>>,
     #[serde(default)]
     deliver_before: Option<String>,
+    #[serde(borrow, default)]
+    ordering_key: Option<Cow<'a, str>>,
 }
 
 /// Reads and checks an event. `most_bytes` is the operator's limit on a payload, `now` the
@@ -85,6 +88,8 @@ pub(crate) fn parse(
             None
         }
     };
+    let ordering_key = parsed.ordering_key.as_deref();
+    check("/ordering_key", ordering_key.and_then(wrong_key));
     if !errors.is_empty() {
         return Err(ApiError::fields(errors));
     }
@@ -94,6 +99,7 @@ pub(crate) fn parse(
         payload: body.slice_ref(payload),
         channels,
         deliver_before,
+        order_key: ordering_key.map(|text| OrderKey::new(tenant, text)),
     })
 }
 
@@ -146,10 +152,8 @@ fn explain(body: &[u8], error: &serde_json::Error) -> ApiError {
         Err(other) if other.is_data() => return no_object(),
         Err(other) => return malformed(&other),
     };
-    for name in ["external_id", "ordering_key"] {
-        if fields.contains_key(name) {
-            return ApiError::not_supported(&format!("/{name}"), &format!("`{name}`"));
-        }
+    if fields.contains_key("external_id") {
+        return ApiError::not_supported("/external_id", "`external_id`");
     }
     let mut errors = Vec::new();
     let mut wrong = |name: &str, detail: &str| {
@@ -176,6 +180,13 @@ fn explain(body: &[u8], error: &serde_json::Error) -> ApiError {
             }
             ("type", _) => wrong(name, "must be a string"),
             ("deliver_before", Value::Null | Value::String(_)) => {}
+            ("ordering_key", Value::Null) => {}
+            ("ordering_key", Value::String(text)) => {
+                if let Some(detail) = wrong_key(&text) {
+                    wrong(name, &detail);
+                }
+            }
+            ("ordering_key", _) => wrong(name, "must be a string"),
             ("deliver_before", _) => wrong(name, "must be an RFC 3339 instant"),
             ("channels", Value::Null) => {}
             ("channels", Value::Array(items)) if items.iter().all(Value::is_string) => {}

@@ -20,7 +20,7 @@ use shared::store::StoreError;
 
 use crate::auth::Auth;
 use crate::config::Config;
-use crate::ingest::Queue;
+use crate::ingest::Queues;
 use crate::problem::{ApiError, Kind};
 
 /// What every handler can reach.
@@ -28,7 +28,7 @@ pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) pool: Pool,
     pub(crate) auth: Arc<Auth>,
-    pub(crate) queue: Arc<Queue>,
+    pub(crate) queues: Arc<Queues>,
     pub(crate) clock: Arc<DatabaseClock>,
     pub(crate) health: Arc<crate::health::Health>,
     pub(crate) slots: endpoints::NextSlot,

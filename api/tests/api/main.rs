@@ -15,4 +15,5 @@ mod endpoints;
 mod health;
 mod ingest;
 mod lists;
+mod ordered;
 mod proxy;

@@ -77,7 +77,8 @@ async fn requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, asked: Arc<At
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
         let chunk = &buffer[..length];
         is_writer |= chunk.windows(18).any(|text| text == b"INSERT INTO events");
-        if is_writer && chunk[0] == b'B' {
+        // Bind, or the BEGIN before it.
+        if is_writer && matches!(chunk[0], b'B' | b'Q') {
             asked.store(true, Ordering::SeqCst);
         }
         if to.write_all(chunk).await.is_err() {

@@ -10,17 +10,21 @@
 //!   version in its own transaction, so an equal version means an equal set of endpoints; events
 //!   with an older one are not inserted but handed back as stale.
 //! - Resubmitting is harmless: an id that exists is not inserted again, nor are its deliveries.
+//!
+//! Events with a place in an order go by another statement, which costs a lock per key: `ordered`.
 
 mod batch;
+mod ordered;
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use time::OffsetDateTime;
-use tokio_postgres::Statement;
+use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 pub use self::batch::{Batch, CHANNEL_SEPARATOR, DeliveryRow, EventRow};
+pub use self::ordered::MOST_ORDERED;
 use super::pool::within;
 use super::{Database, Role, Session, StoreError};
 use crate::domain::delivery::CloseReason;
@@ -59,11 +63,11 @@ made AS (
 put AS MATERIALIZED (
   SELECT * FROM (
     SELECT d.*, d.event_id IN (SELECT id FROM made) AS put
-    FROM unnest($9::uuid[], $10::int8[], $11::int2[], $12::uuid[], $13::int2[], $14::int4[])
-      AS d(event_id, endpoint_id, slot, id, reason, tenant_id) OFFSET 0) x WHERE put),
+    FROM unnest($9::uuid[], $10::int8[], $11::int2[], $12::uuid[], $13::int2[], $14::int4[], $17::timestamptz[])
+      AS d(event_id, endpoint_id, slot, id, reason, tenant_id, deliver_before) OFFSET 0) x WHERE put),
 live AS (
-  INSERT INTO ready (slot, tenant_id, endpoint_id, id, event_id)
-  SELECT slot, tenant_id, endpoint_id, id, event_id FROM put WHERE reason = 0),
+  INSERT INTO ready (slot, tenant_id, endpoint_id, id, event_id, deliver_before)
+  SELECT slot, tenant_id, endpoint_id, id, event_id, deliver_before FROM put WHERE reason = 0),
 skipped AS (
   INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason)
   SELECT tenant_id, id, endpoint_id, event_id, 7, reason FROM put WHERE reason <> 0)
@@ -74,11 +78,11 @@ SELECT clock_timestamp(),
 /// The endpoints of tenants and the version that they belong to, in one snapshot.
 /// Uses `tenants_pkey` and `endpoints_tenant`.
 const LOAD: &str = "
-SELECT t.id, t.config_version, e.id, e.public_id, e.slot, e.state, e.backlog_full, e.event_types, e.channels
+SELECT t.id, t.config_version, e.id, e.public_id, e.slot, e.state, e.backlog_full, e.event_types, e.channels, e.ordered
 FROM unnest($1::int4[]) AS u(id)
 CROSS JOIN LATERAL (SELECT t.id, t.config_version FROM tenants t WHERE t.id = u.id OFFSET 0) t
 LEFT JOIN LATERAL (
-  SELECT e.id, e.public_id, e.slot, e.state, e.backlog_full, e.event_types, e.channels
+  SELECT e.id, e.public_id, e.slot, e.state, e.backlog_full, e.event_types, e.channels, e.ordered
   FROM endpoints e WHERE e.tenant_id = t.id AND e.state <> 3 OFFSET 0) e ON true";
 
 /// Makes the types that do not exist. In the order of the unique index: no deadlock between writers.
@@ -110,6 +114,8 @@ CROSS JOIN LATERAL (
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("ingest.insert", INSERT),
+    ("ingest.lock_keys", ordered::LOCK_KEYS),
+    ("ingest.insert_ordered", ordered::INSERT_ORDERED),
     ("ingest.load", LOAD),
     ("ingest.add_types", ADD_TYPES),
     ("ingest.find_types", FIND_TYPES),
@@ -142,6 +148,8 @@ pub struct Target {
     pub event_types: Vec<String>,
     /// See `domain::endpoint::wants_channels`.
     pub channels: Vec<String>,
+    /// Whether it takes the events of an ordering key one after the other.
+    pub ordered: bool,
 }
 
 /// A tenant's endpoints, at one version.
@@ -164,6 +172,8 @@ pub struct Stored {
 pub struct Ingest {
     session: Session,
     insert: Statement,
+    lock_keys: Statement,
+    insert_ordered: Statement,
     load: Statement,
     add_types: Statement,
     find_types: Statement,
@@ -182,16 +192,21 @@ impl Ingest {
             session.batch_execute(SETTINGS).await?;
             Ok::<_, tokio_postgres::Error>((
                 session.prepare(INSERT).await?,
+                session.prepare(ordered::LOCK_KEYS).await?,
+                session.prepare(ordered::INSERT_ORDERED).await?,
                 session.prepare(LOAD).await?,
                 session.prepare(ADD_TYPES).await?,
                 session.prepare(FIND_TYPES).await?,
                 session.prepare(STORED).await?,
             ))
         };
-        let (insert, load, add_types, find_types, stored) = within(CALL_BUDGET, prepared).await?;
+        let (insert, lock_keys, insert_ordered, load, add_types, find_types, stored) =
+            within(CALL_BUDGET, prepared).await?;
         Ok(Self {
             session,
             insert,
+            lock_keys,
+            insert_ordered,
             load,
             add_types,
             find_types,
@@ -212,36 +227,10 @@ impl Ingest {
     /// A transient error: whether it took effect is unknown; ask [`Ingest::stored`] first.
     pub async fn insert(&self, batch: &Batch<'_>) -> Result<Inserted, StoreError> {
         let (tenants, versions): (Vec<i32>, Vec<i64>) = batch.versions.iter().unzip();
-        let row = within(
-            CALL_BUDGET,
-            self.session.query_one(
-                &self.insert,
-                &[
-                    &batch.ids,
-                    &batch.tenants,
-                    &batch.types,
-                    &batch.deliver_before,
-                    &batch.channels,
-                    &batch.payloads,
-                    &batch.firsts,
-                    &batch.lasts,
-                    &batch.delivery_events,
-                    &batch.delivery_endpoints,
-                    &batch.delivery_slots,
-                    &batch.delivery_ids,
-                    &batch.delivery_reasons,
-                    &batch.delivery_tenants,
-                    &tenants,
-                    &versions,
-                ],
-            ),
-        )
-        .await?;
-        Ok(Inserted {
-            now: row.try_get(0)?,
-            stale: positions(row.try_get(1)?),
-            repeated: positions(row.try_get(2)?),
-        })
+        debug_assert!(batch.order.keys.is_empty(), "an ordered batch");
+        let columns = batch.columns(&tenants, &versions);
+        let row = within(CALL_BUDGET, self.session.query_one(&self.insert, &columns)).await?;
+        inserted(&row)
     }
 
     /// The configurations of tenants; one that does not exist is absent.
@@ -269,6 +258,7 @@ impl Ingest {
                     closed: closed_at_once(row.try_get(5)?, row.try_get(6)?)?,
                     event_types: row.try_get(7)?,
                     channels: row.try_get(8)?,
+                    ordered: row.try_get(9)?,
                 });
             }
         }
@@ -338,6 +328,14 @@ fn closed_at_once(state: i16, backlog_full: bool) -> Result<Option<CloseReason>,
         EndpointState::Enabled => None,
         EndpointState::Disabled => Some(CloseReason::EndpointDisabled),
         EndpointState::Deleted => Some(CloseReason::EndpointDeleted),
+    })
+}
+
+fn inserted(row: &Row) -> Result<Inserted, StoreError> {
+    Ok(Inserted {
+        now: row.try_get(0)?,
+        stale: positions(row.try_get(1)?),
+        repeated: positions(row.try_get(2)?),
     })
 }
 

@@ -8,6 +8,7 @@
 )]
 
 mod backlog;
+mod ingest;
 mod leases;
 mod migrate;
 mod partitions;

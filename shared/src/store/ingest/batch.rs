@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 
 use time::OffsetDateTime;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::domain::delivery::CloseReason;
+use crate::domain::order::OrderKey;
 use crate::ids::{EndpointKey, Slot, TenantKey};
 
 /// Separates the channels of an event inside one text: arrays of arrays cannot be ragged. Control
@@ -29,6 +31,9 @@ pub struct EventRow<'a> {
     pub payload: &'a [u8],
     /// The version of the tenant's configuration that the fan-out was made from.
     pub config_version: i64,
+    /// Set: it has a place among the events of this key, and the batch is for
+    /// [`super::Ingest::insert_ordered`].
+    pub order_key: Option<OrderKey>,
 }
 
 /// A delivery as it goes into a batch, under its event.
@@ -42,6 +47,8 @@ pub struct DeliveryRow {
     pub slot: Slot,
     /// Set: it is closed at once instead of being made ready.
     pub closed: Option<CloseReason>,
+    /// Whether the endpoint takes the events of a key one after the other.
+    pub ordered: bool,
 }
 
 /// Columns of events and deliveries on their way into the database.
@@ -62,12 +69,25 @@ pub struct Batch<'a> {
     pub(super) delivery_ids: Vec<Uuid>,
     pub(super) delivery_reasons: Vec<i16>,
     pub(super) delivery_tenants: Vec<i32>,
+    pub(super) delivery_deadlines: Vec<Option<OffsetDateTime>>,
     pub(super) versions: HashMap<i32, i64>,
+    /// Filled by events with an order key only.
+    pub(super) order: Order,
+}
+
+/// The columns that an ordered batch has besides.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    pub(super) keys: Vec<i64>,
+    /// Per delivery: its event's key, if its endpoint is ordered.
+    pub(super) delivery_keys: Vec<Option<i64>>,
+    /// Per delivery: its event's 1-based position.
+    pub(super) delivery_positions: Vec<i32>,
 }
 
 impl<'a> Batch<'a> {
     /// Adds an event with its deliveries. All events of one tenant in a batch must come from the
-    /// same version of its configuration.
+    /// same version of its configuration, and all events have an order key or none has.
     pub fn push(&mut self, event: EventRow<'a>, deliveries: impl Iterator<Item = DeliveryRow>) {
         let first = position(self.delivery_ids.len()) + 1;
         for delivery in deliveries {
@@ -78,7 +98,16 @@ impl<'a> Batch<'a> {
             self.delivery_reasons
                 .push(delivery.closed.map_or(0, CloseReason::code));
             self.delivery_tenants.push(event.tenant.0);
+            self.delivery_deadlines.push(event.deliver_before);
+            if let Some(key) = event.order_key {
+                let key = delivery.ordered.then_some(key.0);
+                self.order.delivery_keys.push(key);
+                self.order
+                    .delivery_positions
+                    .push(position(self.ids.len()) + 1);
+            }
         }
+        self.order.keys.extend(event.order_key.map(|key| key.0));
         self.ids.push(event.id);
         self.tenants.push(event.tenant.0);
         self.types.push(event.type_id);
@@ -95,6 +124,35 @@ impl<'a> Batch<'a> {
             *version, event.config_version,
             "two versions of a tenant's configuration in one batch"
         );
+    }
+}
+
+impl Batch<'_> {
+    /// The parameters that both inserting statements have, in their order.
+    pub(super) fn columns<'b>(
+        &'b self,
+        tenants: &'b Vec<i32>,
+        versions: &'b Vec<i64>,
+    ) -> [&'b (dyn ToSql + Sync); 17] {
+        [
+            &self.ids,
+            &self.tenants,
+            &self.types,
+            &self.deliver_before,
+            &self.channels,
+            &self.payloads,
+            &self.firsts,
+            &self.lasts,
+            &self.delivery_events,
+            &self.delivery_endpoints,
+            &self.delivery_slots,
+            &self.delivery_ids,
+            &self.delivery_reasons,
+            &self.delivery_tenants,
+            tenants,
+            versions,
+            &self.delivery_deadlines,
+        ]
     }
 }
 
