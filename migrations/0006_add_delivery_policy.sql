@@ -15,12 +15,15 @@ ALTER TABLE endpoint_runtime
 -- Endpoints somebody has to look at although nothing of them may be pending: a breaker that is not closed, a recovery.
 CREATE INDEX endpoint_runtime_awake ON endpoint_runtime (slot, endpoint_id) WHERE breaker <> 0 OR recover_until IS NOT NULL;
 
+ALTER TABLE slots ADD emptied_at timestamptz;   -- the last take-over from a dead owner: what was sent before is not known (R1)
+
 -- The event's own end of life, so that what waits behind an open breaker ends in time without reading its event.
 ALTER TABLE ready ADD deliver_before timestamptz;
 CREATE INDEX ready_deadline ON ready (slot, endpoint_id, deliver_before) WHERE deliver_before IS NOT NULL;
 ALTER TABLE retry ADD deliver_before timestamptz, ADD first_at timestamptz;  -- first_at: when the first attempt started
 CREATE INDEX retry_deadline ON retry (slot, endpoint_id, deliver_before) WHERE deliver_before IS NOT NULL;
 ALTER TABLE ready_ordered ADD deliver_before timestamptz, ADD first_at timestamptz;
+CREATE INDEX ready_ordered_deadline ON ready_ordered (slot, endpoint_id, deliver_before) WHERE deliver_before IS NOT NULL;
 
 ALTER TABLE dead_letters ADD order_key int8, ADD order_seq int8;
 CREATE INDEX dead_letters_order ON dead_letters (endpoint_id, order_key) WHERE order_key IS NOT NULL AND replayed_as IS NULL;

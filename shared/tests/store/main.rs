@@ -8,9 +8,11 @@
 )]
 
 mod backlog;
+mod endpoint_runtime;
 mod ingest;
 mod leases;
 mod migrate;
+mod owner;
 mod partitions;
 mod plans;
 mod queue;

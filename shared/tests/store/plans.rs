@@ -46,7 +46,7 @@ impl Crowd {
             .await
             .unwrap();
         let taken = slots::acquire(&session, owner, 256).await.unwrap();
-        let epoch = taken.iter().find(|(slot, _)| *slot == SLOT).unwrap().1;
+        let epoch = taken.iter().find(|it| it.slot == SLOT).unwrap().epoch;
         let event = event(&session, now(&session).await).await;
         for table in ["ready", "retry", "attempts"] {
             session

@@ -116,7 +116,7 @@ async fn join(session: &Session) -> Incarnation {
 
 async fn take_over(session: &Session, incarnation: Incarnation) -> Epoch {
     let taken = slots::acquire(session, incarnation, 256).await.unwrap();
-    taken.iter().find(|(slot, _)| *slot == SLOT).unwrap().1
+    taken.iter().find(|it| it.slot == SLOT).unwrap().epoch
 }
 
 fn later(seconds: i64) -> OffsetDateTime {
@@ -485,7 +485,7 @@ async fn two_workers_that_take_slots_at_once_never_share_one() {
     let (one, two) = (one.unwrap(), two.unwrap());
     assert!(
         one.iter()
-            .all(|(slot, _)| two.iter().all(|(other, _)| slot != other))
+            .all(|it| two.iter().all(|other| it.slot != other.slot))
     );
     let owned = count(&world.session, "slots WHERE owner IS NOT NULL").await;
     assert_eq!(i64::try_from(one.len() + two.len()).unwrap(), owned);

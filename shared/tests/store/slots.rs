@@ -6,6 +6,7 @@ use std::time::Duration;
 use shared::domain::delivery::CloseReason;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot};
 use shared::store::queue::{self, Statements};
+use shared::store::slots::Taken;
 use shared::store::{Database, Role, Session, StoreError, slots};
 use shared::testing::{TestDatabase, eventually};
 use uuid::Uuid;
@@ -26,8 +27,12 @@ async fn worker(database: &Database) -> (Session, Incarnation) {
     (session, incarnation)
 }
 
-fn epoch_of(slots: &[(Slot, Epoch)], slot: Slot) -> Epoch {
-    slots.iter().find(|(found, _)| *found == slot).unwrap().1
+fn epoch_of(slots: &[Taken], slot: Slot) -> Epoch {
+    slots.iter().find(|it| it.slot == slot).unwrap().epoch
+}
+
+fn pairs(taken: &[Taken]) -> Vec<(Slot, Epoch)> {
+    taken.iter().map(|it| (it.slot, it.epoch)).collect()
 }
 
 /// Until a statement of that text waits for a lock.
@@ -55,7 +60,7 @@ async fn joining_again_after_a_lost_answer_is_joining() {
 async fn what_is_owned_without_being_known_is_taken_anew_once() {
     let test = TestDatabase::new().await;
     let (mut session, me) = worker(&test.database()).await;
-    let taken = slots::acquire(&session, me, 3).await.unwrap();
+    let taken = pairs(&slots::acquire(&session, me, 3).await.unwrap());
 
     let census = slots::census(&session, me).await.unwrap();
     let anew = slots::reclaim(&mut session, me, &census.mine)
@@ -64,7 +69,9 @@ async fn what_is_owned_without_being_known_is_taken_anew_once() {
     let again = slots::reclaim(&mut session, me, &census.mine)
         .await
         .unwrap();
-    let late = slots::release(&mut session, me, &taken).await.unwrap();
+    let late = slots::release(&mut session, me, &taken, &[])
+        .await
+        .unwrap();
 
     assert_eq!(
         (census.workers, census.free, census.mine),
@@ -73,13 +80,13 @@ async fn what_is_owned_without_being_known_is_taken_anew_once() {
     let next = taken
         .iter()
         .map(|(slot, epoch)| (*slot, Epoch(epoch.0 + 1)));
-    assert_eq!(anew, next.collect::<Vec<_>>());
+    assert_eq!(pairs(&anew), next.collect::<Vec<_>>());
     assert_eq!(
         (again, late),
         (vec![], vec![]),
         "an earlier statement finds another epoch"
     );
-    assert_eq!(slots::census(&session, me).await.unwrap().mine, anew);
+    assert_eq!(slots::census(&session, me).await.unwrap().mine, pairs(&anew));
 }
 
 #[tokio::test]

@@ -12,10 +12,10 @@ use crate::store::StoreError;
 /// `ready_pkey` per endpoint from a cursor, then `events_pkey` (pruned to one partition) per row. No lock.
 pub(super) const LOAD_READY: &str = "
 SELECT w.ord, r.id, r.event_id, r.tenant_id, r.attempts_made, r.attempts_charged, r.kind,
-       e.payload, e.deliver_before, t.name
+       e.payload, coalesce(r.deliver_before, e.deliver_before), t.name
 FROM unnest($1::int2[], $2::int8[], $3::uuid[], $4::int8[]) WITH ORDINALITY w(slot, endpoint_id, cursor, lim, ord)
 CROSS JOIN LATERAL (
-  SELECT r.id, r.event_id, r.tenant_id, r.attempts_made, r.attempts_charged, r.kind FROM ready r
+  SELECT r.id, r.event_id, r.tenant_id, r.attempts_made, r.attempts_charged, r.kind, r.deliver_before FROM ready r
   WHERE r.slot = w.slot AND r.endpoint_id = w.endpoint_id AND r.id > w.cursor
   ORDER BY r.slot, r.endpoint_id, r.id LIMIT w.lim) r
 LEFT JOIN LATERAL (
@@ -30,10 +30,11 @@ ORDER BY w.ord, r.id";
 /// only say when to look again. No lock.
 pub(super) const LOAD_RETRY: &str = "
 SELECT w.ord, r.id, r.event_id, r.tenant_id, r.attempts_made, r.attempts_charged, r.kind,
-       e.payload, e.deliver_before, t.name, r.due_at
+       e.payload, coalesce(r.deliver_before, e.deliver_before), t.name, r.due_at, r.first_at
 FROM unnest($1::int2[], $2::int8[], $3::int8[]) WITH ORDINALITY w(slot, endpoint_id, lim, ord)
 CROSS JOIN LATERAL (
-  SELECT r.id, r.event_id, r.tenant_id, r.attempts_made, r.attempts_charged, r.kind, r.due_at FROM retry r
+  SELECT r.id, r.event_id, r.tenant_id, r.attempts_made, r.attempts_charged, r.kind, r.due_at, r.deliver_before, r.first_at
+  FROM retry r
   WHERE r.slot = w.slot AND r.endpoint_id = w.endpoint_id
   ORDER BY r.slot, r.endpoint_id, r.due_at, r.id LIMIT w.lim) r
 LEFT JOIN LATERAL (
@@ -80,6 +81,8 @@ pub struct Row {
     pub kind: Kind,
     /// When it is due, if it comes from `retry`.
     pub due_at: Option<OffsetDateTime>,
+    /// When its first attempt started, if one was made.
+    pub first_at: Option<OffsetDateTime>,
     /// Type, payload and end of life; `None` if the event is gone, or the row not due.
     pub event: Option<(String, Vec<u8>, Option<OffsetDateTime>)>,
 }
@@ -176,6 +179,7 @@ fn read_row(
         attempts_charged: counter(row.try_get(5)?),
         kind: Kind::try_from(row.try_get::<_, i16>(6)?)?,
         due_at: if retry { Some(row.try_get(10)?) } else { None },
+        first_at: if retry { row.try_get(11)? } else { None },
         event,
     })
 }

@@ -1,4 +1,4 @@
-//! Live deliveries: finding, loading, recording and closing them. The hot statements of a worker.
+//! Live deliveries: finding, loading, recording, closing and ending them. The hot statements of a worker.
 //!
 //! Their forms are not a matter of taste. A queue table is empty when VACUUM looks and when plans
 //! are cached; growth alone invalidates neither, and the obvious forms then take 30 s for 200 rows
@@ -6,17 +6,19 @@
 //! hashed `IN` in the select list, and `enable_seqscan = off` on the session ([`super::Role::Worker`]).
 //!
 //! # Invariants
-//! - D3 [`record`] and [`close`] take `FOR KEY SHARE` on the incarnation's row in `workers` and compare
+//! - D3 [`record`], [`close`] and [`expire`] take `FOR KEY SHARE` on the incarnation's row in `workers` and compare
 //!   owner *and* epoch: a worker that was declared dead changes nothing, however late it wakes up.
 //! - D6 only what was really deleted from a live table goes on: a repeated, stale or cancelled record
 //!   stops there, and its attempt is kept with `applied = false`.
 //! - Idempotent: a record submitted twice (lost acknowledgement) changes nothing the second time.
 
 mod close;
+mod expire;
 mod load;
 mod record;
 
 pub use close::close;
+pub use expire::expire;
 pub use load::{Row, Want, load};
 pub use record::{AttemptRow, Next, RecordRow, record};
 
@@ -76,6 +78,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("queue::load_retry", load::LOAD_RETRY),
     ("queue::record", record::RECORD),
     ("queue::close", close::CLOSE),
+    ("queue::expire", expire::EXPIRE),
 ];
 
 /// The prepared hot statements of one session.

@@ -14,7 +14,8 @@ use crate::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use crate::store::StoreError;
 
 /// See the module. Locks: KEY SHARE on the incarnation (does not wait for renewals, conflicts with
-/// the DELETE that declares it dead), the live rows that are deleted. Indexes: both of `ready`, both of `retry`.
+/// the DELETE that declares it dead), the live rows that are deleted. Indexes: both of `ready`, both of
+/// `retry`; for a dead letter that is a replay `dead_letters_replayed`, to the first delivery of its event.
 pub(super) const RECORD: &str = "
 WITH inp AS MATERIALIZED (
   SELECT * FROM unnest($1::int2[], $2::int8[], $3::int8[], $4::uuid[], $5::uuid[], $6::int4[], $7::int2[], $8::int2[],
@@ -29,13 +30,13 @@ me AS MATERIALIZED (SELECT id FROM workers WHERE id = $25 FOR KEY SHARE),
 ok AS MATERIALIZED (
   SELECT i.* FROM inp i JOIN slots s ON s.slot = i.slot AND s.epoch = i.epoch JOIN me ON me.id = s.owner),
 h1 AS MATERIALIZED (
-  SELECT ok.*, r.c, r.kind, r.replay_id FROM ok CROSS JOIN LATERAL (
-    SELECT ctid AS c, kind, replay_id FROM ready r
+  SELECT ok.*, r.c, r.kind, r.replay_id, r.deliver_before, NULL::timestamptz AS first_at FROM ok CROSS JOIN LATERAL (
+    SELECT ctid AS c, kind, replay_id, deliver_before FROM ready r
     WHERE r.tenant_id = ok.tenant_id AND r.slot = ok.slot AND r.endpoint_id = ok.endpoint_id AND r.id = ok.id
       AND r.attempts_made = ok.no - 1 OFFSET 0) r),
 h2 AS MATERIALIZED (
-  SELECT ok.*, r.c, r.kind, r.replay_id FROM ok CROSS JOIN LATERAL (
-    SELECT ctid AS c, kind, replay_id FROM retry r
+  SELECT ok.*, r.c, r.kind, r.replay_id, r.deliver_before, r.first_at FROM ok CROSS JOIN LATERAL (
+    SELECT ctid AS c, kind, replay_id, deliver_before, first_at FROM retry r
     WHERE r.tenant_id = ok.tenant_id AND r.id = ok.id AND r.attempts_made = ok.no - 1 OFFSET 0) r
   WHERE ok.no > 1),
 d1 AS (DELETE FROM ready WHERE ctid = ANY (ARRAY(SELECT c FROM h1)) RETURNING id),
@@ -45,13 +46,17 @@ gone AS MATERIALIZED (
   UNION ALL
   SELECT * FROM (SELECT h.*, h.id IN (SELECT id FROM d2) AS hit FROM h2 h OFFSET 0) x WHERE hit),
 rt AS (
-  INSERT INTO retry (slot, attempts_made, tenant_id, endpoint_id, id, event_id, kind, attempts_charged, replay_id, due_at, last_status, last_error)
-  SELECT slot, made, tenant_id, endpoint_id, id, event_id, kind, charged, replay_id, due_at, status, outcome
+  INSERT INTO retry (slot, attempts_made, tenant_id, endpoint_id, id, event_id, kind, attempts_charged, replay_id, due_at, last_status, last_error,
+                     deliver_before, first_at)
+  SELECT slot, made, tenant_id, endpoint_id, id, event_id, kind, charged, replay_id, due_at, status, outcome,
+         deliver_before, coalesce(first_at, started_at, now())
   FROM gone WHERE final_status IS NULL),
 dd AS (
   INSERT INTO dead_letters (tenant_id, id, endpoint_id, event_id, class, outcome, status, reason, fingerprint, attempts_made, kind, root_id)
-  SELECT tenant_id, id, endpoint_id, event_id, class, outcome, status, note, fingerprint, made, kind, id
-  FROM gone WHERE final_status = 5),
+  SELECT tenant_id, id, endpoint_id, event_id, class, outcome, status, note, fingerprint, made, kind,
+         CASE WHEN kind = 0 THEN id ELSE coalesce(
+           (SELECT d.root_id FROM dead_letters d WHERE d.tenant_id = g.tenant_id AND d.replayed_as = g.id LIMIT 1), id) END
+  FROM gone g WHERE final_status = 5),
 cl AS (
   INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason, attempts_made)
   SELECT tenant_id, id, endpoint_id, event_id, final_status, close_reason, made
@@ -210,7 +215,7 @@ impl<'a> Columns<'a> {
 }
 
 /// Equal for what broke in the same way.
-fn fingerprint(class: DeadLetterClass, outcome: Outcome, status: Option<u16>) -> i64 {
+pub(super) fn fingerprint(class: DeadLetterClass, outcome: Outcome, status: Option<u16>) -> i64 {
     i64::from(class.code()) << 32 | i64::from(outcome.code()) << 16 | i64::from(status.unwrap_or(0))
 }
 

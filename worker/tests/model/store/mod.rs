@@ -310,6 +310,7 @@ fn answer_row(want: usize, row: &Live, due_by: OffsetDateTime) -> Row {
         attempts_charged: row.charged,
         kind: Kind::Live,
         due_at: row.due,
+        first_at: None,
         event: due.then(|| ("model.event".to_owned(), vec![b'x'; row.bytes], None)),
     }
 }
