@@ -26,6 +26,7 @@ pub mod sender;
 pub mod startup;
 pub mod suspects;
 pub mod tenure;
+pub mod transitions;
 
 pub use config::Config;
 pub use startup::{Running, start};

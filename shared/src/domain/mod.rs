@@ -3,6 +3,7 @@
 pub mod attempt;
 pub mod delivery;
 pub mod endpoint;
+pub mod notice;
 pub mod order;
 
 /// A code stored in the database that this program does not know: written by a newer version, or damage.
