@@ -38,6 +38,28 @@ pub struct RateLimit {
     pub burst: u32,
 }
 
+/// When an endpoint's breaker opens, and how long it stays so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BreakerSettings {
+    /// Consecutive failures that open it.
+    pub failures: u16,
+    /// Seconds from the opening to the first probe; doubled with each probe that fails.
+    pub cooldown_seconds: u32,
+    /// Seconds, the longest wait between probes.
+    pub max_cooldown_seconds: u32,
+}
+
+impl Default for BreakerSettings {
+    fn default() -> Self {
+        Self {
+            failures: 10,
+            cooldown_seconds: 300,
+            max_cooldown_seconds: 3_600,
+        }
+    }
+}
+
 /// What a dead letter of an ordered endpoint does to those behind it with the same ordering key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -75,6 +97,8 @@ pub struct EndpointSettings {
     pub replay_on_recovery: bool,
     /// Seconds of failing without any success after which the endpoint is disabled; 0: never.
     pub disable_after_seconds: u32,
+    /// Its circuit breaker.
+    pub breaker: BreakerSettings,
 }
 
 impl Default for EndpointSettings {
@@ -94,6 +118,7 @@ impl Default for EndpointSettings {
             on_dead_letter: OnDeadLetter::Release,
             replay_on_recovery: true,
             disable_after_seconds: 5 * 86_400,
+            breaker: BreakerSettings::default(),
         }
     }
 }

@@ -45,10 +45,16 @@ const SILENT_PROBES: u8 = 3;
 /// failure of a slow one ties up a permit for long, so half of them must do.
 #[must_use]
 pub fn failure_threshold(p95_ms: Option<u32>) -> u16 {
+    lowered_threshold(THRESHOLD, p95_ms)
+}
+
+/// The same for an endpoint with a threshold of its own. Never higher than that.
+#[must_use]
+pub fn lowered_threshold(threshold: u16, p95_ms: Option<u32>) -> u16 {
     if p95_ms.is_some_and(|p95| p95 > SLOW_MS) {
-        (THRESHOLD / 2).max(LOWEST_THRESHOLD)
+        (threshold / 2).max(LOWEST_THRESHOLD).min(threshold)
     } else {
-        THRESHOLD
+        threshold
     }
 }
 
@@ -181,6 +187,8 @@ pub struct Breaker {
     refuted: bool,
     /// The last opening. Requests that started before it belong to an outage that is over.
     last_opened: Option<OffsetDateTime>,
+    first_cooldown: Duration,
+    longest_cooldown: Duration,
 }
 
 impl Breaker {
@@ -192,7 +200,16 @@ impl Breaker {
             open: None,
             refuted: false,
             last_opened: None,
+            first_cooldown: COOLDOWN,
+            longest_cooldown: MAX_COOLDOWN,
         }
+    }
+
+    /// The cooldowns of this endpoint, from the next opening on; [`COOLDOWN`] and [`MAX_COOLDOWN`] until
+    /// then.
+    pub fn set_cooldowns(&mut self, first: Duration, longest: Duration) {
+        self.first_cooldown = first;
+        self.longest_cooldown = longest.max(first);
     }
 
     /// An open breaker, as it was stored. `failing_since`: the first failure since the last success.
@@ -205,7 +222,7 @@ impl Breaker {
     ) -> Self {
         let opening = Opening {
             opened_at,
-            cooldown: cooldown.clamp(COOLDOWN, MAX_COOLDOWN),
+            cooldown,
             probe_at,
             probe: Probe::None,
             silent: 0,
@@ -216,8 +233,8 @@ impl Breaker {
                 since: failing_since,
             },
             open: Some(opening),
-            refuted: false,
             last_opened: Some(opened_at),
+            ..Self::closed()
         }
     }
 
@@ -313,7 +330,7 @@ impl Breaker {
                 self.run.add(ended.started_at);
                 self.run
                     .opens(now, threshold)
-                    .then(|| self.open_with(now, later(now, COOLDOWN)))
+                    .then(|| self.open_with(now, later(now, self.first_cooldown)))
             }
             Signal::Failure | Signal::Alive | Signal::Silent | Signal::Gone => None,
         }
@@ -341,7 +358,7 @@ impl Breaker {
             Signal::Failure => {
                 self.run.add(ended.started_at);
                 next.silent = 0;
-                next.cooldown = opening.cooldown.saturating_mul(2).min(MAX_COOLDOWN);
+                next.cooldown = opening.cooldown.saturating_mul(2).min(self.longest_cooldown);
                 next.probe_at = later(now, next.cooldown);
                 Some(Transition::Reopened)
             }
@@ -363,7 +380,7 @@ impl Breaker {
     pub fn ladder_exhausted(&mut self, now: OffsetDateTime) -> Option<Transition> {
         self.open
             .is_none()
-            .then(|| self.open_with(now, later(now, COOLDOWN)))
+            .then(|| self.open_with(now, later(now, self.first_cooldown)))
     }
 
     /// The run of failures at the end of the attempts, as read after a take-over, and when the first
@@ -396,7 +413,7 @@ impl Breaker {
         self.last_opened = Some(now);
         self.open = Some(Opening {
             opened_at: now,
-            cooldown: COOLDOWN,
+            cooldown: self.first_cooldown,
             probe_at,
             probe: Probe::None,
             silent: 0,

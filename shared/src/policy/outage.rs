@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use time::OffsetDateTime;
 
+use super::backoff::longest_delay;
 use super::instant::{earlier, since};
 use crate::domain::attempt::Outcome;
+use crate::domain::endpoint::EndpointSettings;
 
 /// So many permanent refusals without a success between them are an outage of their own: a deploy
 /// that answers 422 to everything for 20 minutes, not one bad payload.
@@ -41,6 +43,18 @@ pub fn recovery_window(
         from: earlier(began, longest_ladder).min(closed_at),
         until: closed_at,
     }
+}
+
+/// The longest a delivery's ladder takes under these settings, if the receiver asks for no more time.
+#[must_use]
+pub fn longest_ladder(settings: &EndpointSettings) -> Duration {
+    let delays: Duration = (1..settings.max_attempts)
+        .map(|made| longest_delay(&settings.backoff, made))
+        .sum();
+    let requests = settings
+        .timeout()
+        .saturating_mul(u32::from(settings.max_attempts));
+    delays.saturating_add(requests).min(settings.max_age())
 }
 
 /// Since when an endpoint fails, and since when it refuses for good.

@@ -63,18 +63,20 @@ SELECT (SELECT count(*) FROM workers WHERE expires_at > clock_timestamp() AND NO
 /// statement began: the row is then read again, but its new owner, who may have joined since as well,
 /// is looked up in the old snapshot and seems to be dead. Hence the epoch as of the snapshot (`seen`).
 const ACQUIRE: &str = "
-UPDATE slots SET owner = $1, epoch = epoch + 1 WHERE slot IN (
+UPDATE slots SET owner = $1, epoch = epoch + 1,
+  emptied_at = CASE WHEN epoch = 0 OR released_epoch = epoch THEN emptied_at ELSE clock_timestamp() END
+WHERE slot IN (
   SELECT s.slot FROM slots s JOIN slots seen ON seen.slot = s.slot AND seen.epoch = s.epoch
   WHERE s.owner IS NULL OR NOT EXISTS (SELECT 1 FROM workers w WHERE w.id = s.owner)
   ORDER BY s.slot LIMIT $2 FOR UPDATE OF s SKIP LOCKED)
   AND EXISTS (SELECT 1 FROM workers WHERE id = $1)
-RETURNING slot, epoch, coalesce(released_epoch = epoch - 1, false), clock_timestamp()";
+RETURNING slot, epoch, epoch = 1 OR coalesce(released_epoch = epoch - 1, false), clock_timestamp(), emptied_at";
 
 /// By slot and epoch, so that an earlier copy of the statement that is still under way does nothing.
 const RECLAIM: &str = "
-UPDATE slots s SET epoch = s.epoch + 1 FROM unnest($2::int2[], $3::int8[]) w(slot, epoch)
+UPDATE slots s SET epoch = s.epoch + 1, emptied_at = clock_timestamp() FROM unnest($2::int2[], $3::int8[]) w(slot, epoch)
 WHERE s.slot = w.slot AND s.epoch = w.epoch AND s.owner = $1
-RETURNING s.slot, s.epoch, coalesce(s.released_epoch = s.epoch - 1, false), clock_timestamp()";
+RETURNING s.slot, s.epoch, false, clock_timestamp(), s.emptied_at";
 
 /// Waits for this incarnation's own statements under the fence, so that nothing is recorded or closed
 /// after the hand-over.
@@ -144,13 +146,15 @@ pub struct Taken {
     pub slot: Slot,
     /// The number of this take-over.
     pub epoch: Epoch,
-    /// The last owner handed it over in order: what it stored at hand-over with the epoch before this one
-    /// is exact, and an endpoint that it stored no bucket for has a full one. Otherwise buckets start
-    /// empty as of `at` (R1), and a transition may have been lost.
+    /// It had no owner before, or one that handed it over in order. Otherwise a transition may have been
+    /// lost, and buckets start empty as of `at` (R1).
     pub clean: bool,
     /// The database's clock at the take-over. Who owned the slot before started nothing after it, unless
     /// it was paused past its lease.
     pub at: OffsetDateTime,
+    /// The last take-over of the slot from a dead owner, this one or an earlier one. What was sent before
+    /// it is not known: no bucket is fuller than one that was empty then (R1).
+    pub emptied_at: Option<OffsetDateTime>,
 }
 
 /// What the next owner must know of an endpoint's limits; only of endpoints whose bucket is not full, or
@@ -279,6 +283,7 @@ fn taken(row: &Row) -> Result<Taken, StoreError> {
         epoch: Epoch(row.try_get(1)?),
         clean: row.try_get(2)?,
         at: row.try_get(3)?,
+        emptied_at: row.try_get(4)?,
     })
 }
 
