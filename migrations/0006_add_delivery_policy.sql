@@ -23,10 +23,14 @@ CREATE INDEX ready_deadline ON ready (slot, endpoint_id, deliver_before) WHERE d
 ALTER TABLE retry ADD deliver_before timestamptz, ADD first_at timestamptz;  -- first_at: when the first attempt started
 CREATE INDEX retry_deadline ON retry (slot, endpoint_id, deliver_before) WHERE deliver_before IS NOT NULL;
 ALTER TABLE ready_ordered ADD deliver_before timestamptz, ADD first_at timestamptz;
+-- What of a FIFO endpoint was tried and waits, without a walk over its keys. A row is tried only when it is its key's first.
+CREATE INDEX ready_ordered_due ON ready_ordered (slot, endpoint_id, due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX ready_ordered_deadline ON ready_ordered (slot, endpoint_id, deliver_before) WHERE deliver_before IS NOT NULL;
 
 ALTER TABLE dead_letters ADD order_key int8, ADD order_seq int8;
 CREATE INDEX dead_letters_order ON dead_letters (endpoint_id, order_key) WHERE order_key IS NOT NULL AND replayed_as IS NULL;
+-- What recovery may replay by itself: classes transient, misconfigured and permanent, but for what it made itself.
+CREATE INDEX dead_letters_revivable ON dead_letters (endpoint_id, class, dead_at) WHERE replayed_as IS NULL AND kind <> 2 AND class <= 3;
 CREATE INDEX dead_letters_replayed ON dead_letters (tenant_id, replayed_as) WHERE replayed_as IS NOT NULL;
 
 -- Which URL a version of an endpoint had: an attempt stores the version.

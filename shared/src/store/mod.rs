@@ -26,6 +26,7 @@ pub mod notify;
 pub mod partitions;
 pub mod pool;
 pub mod queue;
+pub mod recovery;
 pub mod retention;
 pub mod slots;
 pub mod tenants;
@@ -40,6 +41,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         queue::STATEMENTS,
         endpoint_configs::STATEMENTS,
         endpoint_runtime::STATEMENTS,
+        recovery::STATEMENTS,
         commands::STATEMENTS,
         attempts::STATEMENTS,
         deliveries::STATEMENTS,
