@@ -40,7 +40,9 @@ pub struct Report {
 }
 
 impl Tally {
-    pub(super) fn new(window: Range<u64>) -> Self {
+    /// Latencies and the count in the window are of this window (boot-clock nanoseconds).
+    #[must_use]
+    pub fn new(window: Range<u64>) -> Self {
         Self {
             window,
             latencies: Latencies::new(),
@@ -79,11 +81,29 @@ impl Tally {
     }
 
     /// Events that are known or feared not to have been accepted.
-    pub(super) fn not_accepted(&self) -> u64 {
+    #[must_use]
+    pub fn not_accepted(&self) -> u64 {
         let replies: u64 = self.report.statuses.values().sum();
         replies
             .saturating_sub(self.report.accepted)
             .saturating_add(self.report.broken)
+    }
+
+    /// Takes another's counts in, each with its own window.
+    pub fn merge(&mut self, other: &Self) {
+        let (mine, theirs) = (&mut self.report, &other.report);
+        mine.accepted += theirs.accepted;
+        mine.deliveries += theirs.deliveries;
+        mine.accepted_in_window += theirs.accepted_in_window;
+        mine.broken += theirs.broken;
+        for (status, count) in &theirs.statuses {
+            *mine.statuses.entry(*status).or_default() += count;
+        }
+        if let Some(trouble) = &theirs.first_trouble {
+            mine.first_trouble.get_or_insert_with(|| trouble.clone());
+        }
+        self.latencies.merge(&other.latencies);
+        self.accepted_ids.extend_from_slice(&other.accepted_ids);
     }
 
     /// The counts so far.

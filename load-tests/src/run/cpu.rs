@@ -30,7 +30,7 @@ struct Stat {
     ended_children: u64,
 }
 
-/// Reads all clocks. `processes` are single ones, `postmaster` stands for PostgreSQL with its
+/// Reads all clocks. `processes` are single ones (those of one name are added up), `postmaster` stands for PostgreSQL with its
 /// children; `backends` names those of its children that serve a connection.
 pub(super) fn read(
     processes: &[(&str, u32)],
@@ -43,7 +43,7 @@ pub(super) fn read(
     };
     for (name, id) in processes {
         let stat = stat(*id).with_context(|| format!("process {id} ({name})"))?;
-        cpu.processes.insert((*name).to_owned(), seconds(stat.own));
+        *cpu.processes.entry((*name).to_owned()).or_default() += seconds(stat.own);
     }
     let main = stat(postmaster).context("PostgreSQL's first process")?;
     let mut total = main.own + main.ended_children;

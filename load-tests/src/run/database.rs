@@ -9,6 +9,8 @@ use shared::store::Database;
 use shared::store::migrate::migrate;
 use tokio_postgres::{Client, NoTls};
 
+use crate::ids::Id;
+
 /// The database's name in its cluster.
 const NAME: &str = "postrider_load";
 
@@ -112,8 +114,41 @@ impl Postgres {
 
     /// Deliveries that are not final.
     pub(super) async fn live(&self) -> anyhow::Result<i64> {
-        const QUERY: &str = "SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM retry)";
+        const QUERY: &str = "SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM retry) \
+             + (SELECT count(*) FROM ready_ordered)";
         Ok(self.client.query_one(QUERY, &[]).await?.get(0))
+    }
+
+    /// Events of which a delivery is live, dead or closed.
+    pub(super) async fn kept(&self) -> anyhow::Result<Vec<Id>> {
+        const QUERY: &str = "SELECT event_id FROM ready UNION SELECT event_id FROM retry \
+             UNION SELECT event_id FROM ready_ordered UNION SELECT event_id FROM dead_letters \
+             UNION SELECT event_id FROM closed";
+        let rows = self.client.query(QUERY, &[]).await?;
+        let id = |row: &tokio_postgres::Row| row.get::<_, uuid::Uuid>(0).as_u128();
+        Ok(rows.iter().map(id).collect())
+    }
+
+    /// Dead letters, and deliveries that were skipped or cancelled.
+    pub(super) async fn ended_undelivered(&self) -> anyhow::Result<(i64, i64)> {
+        const QUERY: &str =
+            "SELECT (SELECT count(*) FROM dead_letters), (SELECT count(*) FROM closed)";
+        let row = self.client.query_one(QUERY, &[]).await?;
+        Ok((row.get(0), row.get(1)))
+    }
+
+    /// Endpoints whose breaker is not closed.
+    pub(super) async fn breakers_open(&self) -> anyhow::Result<i64> {
+        const QUERY: &str = "SELECT count(*) FROM endpoint_runtime WHERE breaker <> 0";
+        Ok(self.client.query_one(QUERY, &[]).await?.get(0))
+    }
+
+    /// Makes the probe of every open breaker due. Its owner reads it when it takes the slot over.
+    pub(super) async fn make_probes_due(&self) -> anyhow::Result<()> {
+        const STATEMENT: &str = "UPDATE endpoint_runtime SET next_probe_at = now() - interval '1 s' \
+             WHERE breaker <> 0";
+        self.client.execute(STATEMENT, &[]).await?;
+        Ok(())
     }
 
     /// The backends of the system under test, by the name of their program.

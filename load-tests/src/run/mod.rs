@@ -5,10 +5,15 @@
 mod calibrate;
 mod cpu;
 mod database;
+mod load;
+mod measure;
 mod outcome;
 mod process;
+mod rate;
 mod scenario;
+mod scripts;
 mod setup;
+mod stage;
 mod system;
 mod table;
 
@@ -23,7 +28,7 @@ use crate::commands::say;
 
 #[derive(Debug, clap::Args)]
 pub struct RunArguments {
-    /// fanout-1, latency-200, latency-1000, or all
+    /// A scenario's name, or all; a wrong name lists them
     scenario: String,
     /// A few seconds and few endpoints: shows that it runs, not how fast
     #[arg(long)]
@@ -106,8 +111,8 @@ async fn interrupted() -> &'static str {
 
 async fn one(scenario: Scenario, arguments: &RunArguments) -> anyhow::Result<Outcome> {
     eprintln!(
-        "{}: starting PostgreSQL, the receiver, the API and a worker",
-        scenario.name
+        "{}: starting PostgreSQL, the receiver, the API and {} worker(s)",
+        scenario.name, scenario.workers
     );
     let own = std::env::current_exe().context("where is this program?")?;
     let programs = match &arguments.programs {
@@ -125,9 +130,10 @@ async fn one(scenario: Scenario, arguments: &RunArguments) -> anyhow::Result<Out
         postgres: arguments.postgres.clone(),
         statements: arguments.statements,
         verify: scenario.verify,
+        workers: scenario.workers,
     };
-    let system = System::start(&options).await?;
-    let (system, measured) = system.measure(&scenario).await?;
+    let mut system = System::start(options).await?;
+    let measured = measure::measure(&mut system, &scenario).await?;
     system.stop().await?;
     Ok(Outcome::of(scenario, measured))
 }

@@ -2,10 +2,12 @@
 //! is good.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::Context as _;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::calibrate::Calibration;
 use super::cpu::Cpu;
@@ -57,31 +59,67 @@ pub(super) struct Outcome {
     pub(super) other_cpu_seconds: f64,
     pub(super) calibration: Calibration,
     pub(super) postgres_settings: BTreeMap<&'static str, &'static str>,
+    /// What the scenario has to show, and whether it did.
+    pub(super) verdicts: Vec<Verdict>,
+    /// Figures of this scenario alone.
+    pub(super) details: BTreeMap<&'static str, Value>,
     /// What was wrong; empty: nothing.
     pub(super) faults: Vec<String>,
 }
 
-/// What was measured, before it is put together.
-pub(super) struct Measured {
+/// A figure that the scenario has to show.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Verdict {
+    pub(super) what: String,
+    /// What it should be, in words.
+    pub(super) figure: String,
+    /// `None`: it could not be measured, which is bad.
+    pub(super) measured: Option<f64>,
+    pub(super) good: bool,
+    /// Whether a bad one is a fault. In a short run, figures about speed are not.
+    pub(super) binding: bool,
+}
+
+/// What was done to the system, and what its sender saw.
+#[derive(Debug, Default)]
+pub(super) struct Played {
     pub(super) sent: Report,
     pub(super) accepted_ids: Vec<Id>,
+    /// The measured window, boot-clock nanoseconds.
+    pub(super) window: Range<u64>,
+    /// In the window.
+    pub(super) cpu: Cpu,
+    pub(super) verdicts: Vec<Verdict>,
+    pub(super) details: BTreeMap<&'static str, Value>,
+    /// Part of what was accepted is left to the system: it is neither waited for nor lost.
+    pub(super) unfinished: bool,
+    /// How many deliveries may come again after a 2xx: a worker was killed.
+    pub(super) duplicates_allowed: u64,
+}
+
+/// What was measured, before it is put together.
+pub(super) struct Measured {
+    pub(super) played: Played,
     pub(super) received: Counts,
     pub(super) received_ids: Vec<Id>,
-    pub(super) window_end_ns: u64,
+    /// Events of which the system still has a live, dead or closed delivery, if it is unfinished.
+    pub(super) kept_ids: Vec<Id>,
     pub(super) per_delivery: (f64, f64),
-    pub(super) cpu: Cpu,
     pub(super) live_at_end: i64,
     pub(super) calibration: Calibration,
     pub(super) postgres_settings: BTreeMap<&'static str, &'static str>,
 }
 
-/// Events that were accepted and never came, and events that came and were never acknowledged.
-pub(super) fn compare(accepted: &[Id], received: &[Id]) -> (u64, u64) {
+/// Events that were accepted, never came and are not kept, and events that came and were never
+/// acknowledged.
+pub(super) fn compare(accepted: &[Id], received: &[Id], kept: &[Id]) -> (u64, u64) {
     let accepted: IdSet = accepted.iter().copied().collect();
     let received: IdSet = received.iter().copied().collect();
+    let kept: IdSet = kept.iter().copied().collect();
     let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
+    let missing = accepted.difference(&received);
     (
-        count(accepted.difference(&received).count()),
+        count(missing.filter(|id| !kept.contains(*id)).count()),
         count(received.difference(&accepted).count()),
     )
 }
@@ -89,22 +127,30 @@ pub(super) fn compare(accepted: &[Id], received: &[Id]) -> (u64, u64) {
 impl Outcome {
     pub(super) fn of(scenario: Scenario, measured: Measured) -> Self {
         let Measured {
-            sent,
-            received,
-            cpu,
-            ..
+            played, received, ..
         } = measured;
-        let (lost_events, unacknowledged) = compare(&measured.accepted_ids, &measured.received_ids);
+        let (sent, cpu) = (played.sent, played.cpu);
+        let (lost_events, unacknowledged) = compare(
+            &played.accepted_ids,
+            &measured.received_ids,
+            &measured.kept_ids,
+        );
         let in_window = received.deliveries_in_window;
+        let seconds = played.window.end.saturating_sub(played.window.start) as f64 / 1e9;
+        // A delivery can be lost although its event came to another endpoint.
+        let lost_deliveries = if played.unfinished {
+            0
+        } else {
+            sent.deliveries.saturating_sub(received.deliveries)
+        };
         let each = |seconds: f64| (seconds * 1e7 / in_window.max(1) as f64).round() / 10.0;
         let mut outcome = Self {
-            throughput_per_second: (in_window as f64 / scenario.seconds * 10.0).round() / 10.0,
+            throughput_per_second: (in_window as f64 / seconds.max(0.001) * 10.0).round() / 10.0,
             latency_ms: received.latency_ms,
             accept_latency_ms: sent.latency_ms,
             accepted: sent.accepted,
             received: received.events,
-            // A delivery can be lost although its event came to another endpoint.
-            lost: lost_events.max(sent.deliveries.saturating_sub(received.deliveries)),
+            lost: lost_events.max(lost_deliveries),
             duplicates: received.duplicates,
             unacknowledged,
             repeats: received.repeats,
@@ -115,10 +161,7 @@ impl Outcome {
             statuses: sent.statuses.clone(),
             broken: sent.broken,
             live_at_end: measured.live_at_end,
-            drain_seconds: received
-                .last_receipt_ns
-                .saturating_sub(measured.window_end_ns) as f64
-                / 1e9,
+            drain_seconds: received.last_receipt_ns.saturating_sub(played.window.end) as f64 / 1e9,
             wal_bytes_per_delivery: measured.per_delivery.0.round(),
             commits_per_delivery: (measured.per_delivery.1 * 1e4).round() / 1e4,
             cpu_us_per_delivery: cpu
@@ -131,14 +174,32 @@ impl Outcome {
             postgres_cpu_seconds: cpu.postgres,
             calibration: measured.calibration,
             postgres_settings: measured.postgres_settings,
+            verdicts: played.verdicts,
+            details: played.details,
             faults: Vec::new(),
             scenario,
         };
-        outcome.faults = outcome.find_faults(&sent);
+        if let Some(floor) = outcome.scenario.floor {
+            let measured = outcome.throughput_per_second;
+            outcome.verdicts.push(Verdict {
+                what: "deliveries per second".to_owned(),
+                figure: format!(">= {floor}"),
+                measured: Some(measured),
+                good: measured >= floor,
+                binding: !outcome.scenario.short,
+            });
+        }
+        outcome.faults = outcome.find_faults(&sent, played.duplicates_allowed);
+        if !played.unfinished && outcome.live_at_end > 0 {
+            let live = outcome.live_at_end;
+            outcome
+                .faults
+                .push(format!("{live} deliveries still live at the end"));
+        }
         outcome
     }
 
-    fn find_faults(&self, sent: &Report) -> Vec<String> {
+    fn find_faults(&self, sent: &Report, duplicates_allowed: u64) -> Vec<String> {
         let checks = [
             (self.accepted == 0, "no event was accepted".to_owned()),
             (
@@ -147,7 +208,7 @@ impl Outcome {
             ),
             (self.lost > 0, format!("{} lost", self.lost)),
             (
-                self.duplicates > 0,
+                self.duplicates > duplicates_allowed,
                 format!("{} duplicates", self.duplicates),
             ),
             (
@@ -158,16 +219,13 @@ impl Outcome {
                 self.malformed > 0,
                 format!("{} malformed requests or payloads", self.malformed),
             ),
-            (
-                self.live_at_end > 0,
-                format!("{} deliveries still live at the end", self.live_at_end),
-            ),
         ];
         let mut faults: Vec<String> = checks
             .into_iter()
             .filter(|(bad, _)| *bad)
             .map(|(_, what)| what)
             .collect();
+        faults.extend(self.verdicts.iter().filter_map(Verdict::fault));
         // Not a fault by itself (a busy API may answer 503), but what to look at first.
         if let Some(trouble) = sent.first_trouble.as_ref().filter(|_| !faults.is_empty()) {
             faults.push(format!("the first trouble at the API: {trouble}"));
@@ -175,12 +233,22 @@ impl Outcome {
         faults
     }
 
-    /// Writes `<dir>/<scenario>.json`.
+    /// Writes `<dir>/<scenario>.json`, or `<scenario>.short.json`, which is no result to keep.
     pub(super) fn write(&self, dir: &Path) -> anyhow::Result<()> {
-        let path = dir.join(format!("{}.json", self.scenario.name));
+        let kind = if self.scenario.short { ".short" } else { "" };
+        let path = dir.join(format!("{}{kind}.json", self.scenario.name));
         std::fs::create_dir_all(dir)
             .and_then(|()| std::fs::write(&path, serde_json::to_vec_pretty(self)?))
             .with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+impl Verdict {
+    fn fault(&self) -> Option<String> {
+        let measured = self.measured.map(|it| it.to_string());
+        let measured = measured.as_deref().unwrap_or("not measured");
+        (self.binding && !self.good)
+            .then(|| format!("{}: {measured}, should be {}", self.what, self.figure))
     }
 }
 
@@ -190,7 +258,30 @@ mod tests {
 
     #[test]
     fn what_was_accepted_and_never_came_is_lost_and_the_other_way_round_it_is_not() {
-        assert_eq!(compare(&[1, 2, 3], &[3, 4, 1, 5]), (1, 2));
-        assert_eq!(compare(&[], &[]), (0, 0));
+        assert_eq!(compare(&[1, 2, 3], &[3, 4, 1, 5], &[]), (1, 2));
+        assert_eq!(compare(&[1, 2, 3, 6], &[3], &[2, 3, 6]), (1, 0), "kept");
+        assert_eq!(compare(&[], &[], &[]), (0, 0));
+    }
+
+    #[test]
+    fn a_verdict_is_a_fault_only_when_it_is_bad_and_binding() {
+        let bad = Verdict {
+            what: "ratio".to_owned(),
+            figure: "<= 1.5".to_owned(),
+            measured: Some(2.0),
+            good: false,
+            binding: true,
+        };
+
+        assert_eq!(bad.fault().as_deref(), Some("ratio: 2, should be <= 1.5"));
+        assert_eq!(
+            Verdict {
+                binding: false,
+                ..bad.clone()
+            }
+            .fault(),
+            None
+        );
+        assert_eq!(Verdict { good: true, ..bad }.fault(), None);
     }
 }

@@ -27,11 +27,31 @@ impl Process {
     /// is read (`piped`).
     pub(super) fn start(
         name: &'static str,
-        mut command: Command,
+        command: Command,
         dir: &Path,
         piped: bool,
     ) -> anyhow::Result<Self> {
         let log = dir.join(format!("{name}.log"));
+        Self::spawn(name, command, log, piped)
+    }
+
+    /// The same with all its output in `<dir>/<log>.log`: for several of one name.
+    pub(super) fn start_logged(
+        name: &'static str,
+        log: &str,
+        command: Command,
+        dir: &Path,
+    ) -> anyhow::Result<Self> {
+        let log = dir.join(format!("{log}.log"));
+        Self::spawn(name, command, log, false)
+    }
+
+    fn spawn(
+        name: &'static str,
+        mut command: Command,
+        log: PathBuf,
+        piped: bool,
+    ) -> anyhow::Result<Self> {
         let file = std::fs::File::create(&log)
             .with_context(|| format!("cannot write {}", log.display()))?;
         let stdout = if piped {

@@ -1,8 +1,10 @@
 //! The scenarios, as data.
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::receiver::Verify;
+use super::scripts::Script;
+use crate::receiver::{Answers, Verify};
 
 /// What is measured. Everything runs on one machine.
 #[derive(Debug, Clone, Serialize)]
@@ -12,12 +14,21 @@ pub(super) struct Scenario {
     pub(super) load: Load,
     pub(super) tenants: usize,
     pub(super) endpoints_per_tenant: usize,
+    /// Fields of every endpoint besides its URL and its event type.
+    pub(super) endpoint: Value,
+    /// How every endpoint answers at first.
+    pub(super) answers: Answers,
+    pub(super) workers: usize,
     pub(super) payload_bytes: usize,
     /// Which signatures the receiver checks.
     pub(super) verify: Verify,
     /// Seconds before the measured window, and of it.
     pub(super) warmup: f64,
     pub(super) seconds: f64,
+    /// Deliveries per second that have to be reached.
+    pub(super) floor: Option<f64>,
+    /// Shows that it runs, not how fast: figures about speed are told and do not count.
+    pub(super) short: bool,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -28,30 +39,44 @@ pub(super) enum Load {
     Closed { connections: usize, backlog: u32 },
     /// A fixed rate, come what may.
     Open { per_second: f64, connections: usize },
+    /// More than one thing after the other.
+    Scripted(Script),
 }
 
-/// All scenarios. In each, an event goes to exactly one of 1,000 endpoints: 100 tenants with a key
-/// of their own and 10 endpoints, each subscribed to one event type; turn by turn.
+/// All scenarios. Where nothing else is said, an event goes to exactly one of 1,000 endpoints: 100
+/// tenants with a key of their own and 10 endpoints, each subscribed to one event type; turn by turn.
 #[must_use]
 pub(super) fn all() -> Vec<Scenario> {
-    vec![
-        Scenario {
-            name: "fanout-1",
-            what: "events per second from POST to receipt, sustained",
-            load: Load::Closed {
-                connections: 256,
-                backlog: 4_000,
-            },
-            tenants: 100,
-            endpoints_per_tenant: 10,
-            payload_bytes: 512,
-            verify: Verify::Sample,
-            warmup: 5.0,
-            seconds: 60.0,
-        },
+    let mut all = vec![
+        fanout_1(),
         latency("latency-200", 200.0),
         latency("latency-1000", 1_000.0),
-    ]
+        failures(),
+    ];
+    all.extend(scripted());
+    all
+}
+
+fn fanout_1() -> Scenario {
+    Scenario {
+        name: "fanout-1",
+        what: "events per second from POST to receipt, sustained",
+        load: Load::Closed {
+            connections: 256,
+            backlog: 4_000,
+        },
+        tenants: 100,
+        endpoints_per_tenant: 10,
+        endpoint: json!({}),
+        answers: Answers::default(),
+        workers: 1,
+        payload_bytes: 512,
+        verify: Verify::Sample,
+        warmup: 5.0,
+        seconds: 60.0,
+        floor: None,
+        short: false,
+    }
 }
 
 fn latency(name: &'static str, per_second: f64) -> Scenario {
@@ -62,26 +87,184 @@ fn latency(name: &'static str, per_second: f64) -> Scenario {
             per_second,
             connections: 64,
         },
-        tenants: 100,
-        endpoints_per_tenant: 10,
-        payload_bytes: 512,
         verify: Verify::All,
-        warmup: 5.0,
-        seconds: 60.0,
+        ..fanout_1()
     }
+}
+
+/// Retries soon, and more often than 10 % of failures ever need.
+fn failures() -> Scenario {
+    Scenario {
+        name: "failures-10pct",
+        what: "deliveries per second while one request in ten is answered 503",
+        load: Load::Closed {
+            connections: 256,
+            backlog: 8_000,
+        },
+        endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 }, "max_attempts": 15 }),
+        answers: Answers {
+            fail: 0.1,
+            ..Answers::default()
+        },
+        floor: Some(4_000.0),
+        ..fanout_1()
+    }
+}
+
+fn scripted() -> Vec<Scenario> {
+    let scripted = |name, what, script, tenants, endpoints_per_tenant| Scenario {
+        name,
+        what,
+        load: Load::Scripted(script),
+        tenants,
+        endpoints_per_tenant,
+        verify: Verify::All,
+        warmup: 3.0,
+        seconds: 30.0,
+        ..fanout_1()
+    };
+    vec![
+        Scenario {
+            endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 } }),
+            ..scripted(
+                "slow-endpoints",
+                "latency of 15 endpoints before and while 5 others hang until the deadline",
+                Script::SlowEndpoints {
+                    hanging: 5,
+                    per_second: 200.0,
+                },
+                4,
+                5,
+            )
+        },
+        Scenario {
+            endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 } }),
+            verify: Verify::Sample,
+            ..scripted(
+                "slow-endpoints-200",
+                "the same with 10 of 200 at 60 % of the capacity, then with half of them",
+                Script::SlowEndpointsAtLoad { hanging: 10 },
+                20,
+                10,
+            )
+        },
+        Scenario {
+            endpoint: json!({ "max_pending": 1_000_000 }),
+            verify: Verify::Sample,
+            payload_bytes: 128,
+            ..scripted(
+                "hot-tenant",
+                "how long one tenant's events wait while another drains a backlog",
+                Script::HotTenant {
+                    backlog: 1_000_000,
+                    per_second: 10.0,
+                },
+                2,
+                10,
+            )
+        },
+        Scenario {
+            seconds: 60.0,
+            endpoint: json!({ "timeout_ms": 5_000 }),
+            ..scripted(
+                "recovery",
+                "an endpoint with a backlog comes back and takes 20 requests a second",
+                Script::Recovery {
+                    pending: 50_000,
+                    per_second: 20.0,
+                    new_per_second: 3.0,
+                },
+                1,
+                2,
+            )
+        },
+        Scenario {
+            seconds: 60.0,
+            workers: 3,
+            endpoint: json!({ "rate_limit": { "per_second": 20.0, "burst": 10 } }),
+            ..scripted(
+                "rate-limit",
+                "what endpoints with a limit get while one of 3 workers is killed and one paused",
+                Script::RateLimit {
+                    per_second: 20.0,
+                    burst: 10,
+                },
+                8,
+                3,
+            )
+        },
+        Scenario {
+            workers: 2,
+            endpoint: json!({
+                "ordered": true,
+                "backoff": { "base_seconds": 1, "max_seconds": 1 },
+                "max_attempts": 50,
+            }),
+            ..scripted(
+                "ordered",
+                "order per key while requests fail and one of 2 workers is killed",
+                Script::Ordered { keys: 4_000 },
+                5,
+                2,
+            )
+        },
+        Scenario {
+            endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 } }),
+            ..scripted(
+                "throttle",
+                "100 events for a receiver that takes 10 a minute and says when to come again",
+                Script::Throttle {
+                    events: 100,
+                    most: 10,
+                    window_seconds: 60,
+                },
+                1,
+                1,
+            )
+        },
+    ]
 }
 
 impl Scenario {
     /// The same in a few seconds, with few endpoints: shows that it runs, not how fast.
     #[must_use]
     pub(super) fn short(self) -> Self {
-        Self {
-            tenants: 4,
-            endpoints_per_tenant: 5,
+        let short = Self {
             warmup: 1.0,
             seconds: 3.0,
+            short: true,
             ..self
+        };
+        match short.load {
+            Load::Closed { .. } | Load::Open { .. } => Self {
+                tenants: 4,
+                endpoints_per_tenant: 5,
+                ..short
+            },
+            Load::Scripted(script) => Self {
+                seconds: script.shortest_seconds(),
+                load: Load::Scripted(script.short()),
+                ..short
+            },
         }
+    }
+
+    /// The fields of an endpoint besides its URL and its event type.
+    pub(super) fn fields(&self, endpoint: usize) -> Value {
+        let mut fields = self.endpoint.clone();
+        let own = match self.load {
+            Load::Scripted(script) => script.fields(endpoint),
+            Load::Closed { .. } | Load::Open { .. } => None,
+        };
+        if let (Some(own), Value::Object(fields)) = (own, &mut fields) {
+            fields.extend(own);
+        }
+        fields
+    }
+
+    /// Endpoints in all.
+    pub(super) fn endpoints(&self) -> usize {
+        self.tenants * self.endpoints_per_tenant
     }
 }
 

@@ -13,13 +13,44 @@ use crate::generator::Target;
 /// Tenants that are made at the same time.
 const AT_ONCE: usize = 10;
 
-/// What the generator and the receiver need to know.
+/// What the generator and the receiver need to know, in the order of the endpoints' numbers.
 #[derive(Debug, Default)]
 pub(super) struct World {
-    /// One per endpoint, in the order of their numbers.
-    pub(super) targets: Vec<Target>,
-    /// The endpoints' secrets, in the same order.
-    pub(super) secrets: Vec<String>,
+    pub(super) endpoints: Vec<Made>,
+    per_tenant: usize,
+}
+
+/// An endpoint that was made.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) target: Target,
+    pub(super) secret: String,
+}
+
+impl World {
+    /// The endpoints' targets: one of every tenant in turn, not ten of one tenant in a row.
+    pub(super) fn in_turn(&self) -> Vec<Target> {
+        let per_tenant = self.per_tenant.max(1);
+        let of = |endpoint| self.endpoints.iter().skip(endpoint).step_by(per_tenant);
+        (0..per_tenant)
+            .flat_map(of)
+            .map(|made| made.target.clone())
+            .collect()
+    }
+
+    /// The targets of some endpoints.
+    pub(super) fn targets(&self, numbers: impl IntoIterator<Item = usize>) -> Vec<Target> {
+        let made = numbers.into_iter().filter_map(|it| self.endpoints.get(it));
+        made.map(|made| made.target.clone()).collect()
+    }
+}
+
+/// Where everything is made.
+#[derive(Debug, Clone)]
+struct Place {
+    api: SocketAddr,
+    admin_token: String,
+    receiver: SocketAddr,
 }
 
 /// Makes them. Endpoint n gets the URL `http://<receiver>/e/<n>`.
@@ -29,14 +60,21 @@ pub(super) async fn create(
     admin_token: &str,
     receiver: SocketAddr,
 ) -> anyhow::Result<World> {
+    let place = Place {
+        api,
+        admin_token: admin_token.to_owned(),
+        receiver,
+    };
+    let per_tenant = scenario.endpoints_per_tenant;
     let mut tenants = Vec::new();
     for first in (0..scenario.tenants).step_by(AT_ONCE) {
         let mut group = JoinSet::new();
         for number in first..(first + AT_ONCE).min(scenario.tenants) {
-            let endpoints = scenario.endpoints_per_tenant;
-            let token = admin_token.to_owned();
+            let place = place.clone();
+            let endpoints = number * per_tenant..(number + 1) * per_tenant;
+            let fields: Vec<Value> = endpoints.map(|it| scenario.fields(it)).collect();
             group.spawn(async move {
-                let made = tenant(number, endpoints, api, &token, receiver).await;
+                let made = tenant(number, fields, &place).await;
                 made.with_context(|| format!("tenant {number}"))
                     .map(|made| (number, made))
             });
@@ -46,58 +84,42 @@ pub(super) async fn create(
         }
     }
     tenants.sort_by_key(|(number, _)| *number);
-    // An event of every tenant in turn, not ten of one tenant in a row.
-    let mut world = World::default();
-    for (_, (targets, secrets)) in &mut tenants {
-        world.secrets.append(secrets);
-        world.targets.append(targets);
-    }
-    let per_tenant = scenario.endpoints_per_tenant.max(1);
-    let in_turn = (0..per_tenant).flat_map(|endpoint| {
-        world
-            .targets
-            .iter()
-            .skip(endpoint)
-            .step_by(per_tenant)
-            .cloned()
-    });
-    world.targets = in_turn.collect();
-    Ok(world)
+    Ok(World {
+        endpoints: tenants.into_iter().flat_map(|(_, made)| made).collect(),
+        per_tenant,
+    })
 }
 
-async fn tenant(
-    number: usize,
-    endpoints: usize,
-    api: SocketAddr,
-    admin_token: &str,
-    receiver: SocketAddr,
-) -> anyhow::Result<(Vec<Target>, Vec<String>)> {
+/// Makes a tenant with an endpoint of each of these fields.
+async fn tenant(number: usize, fields: Vec<Value>, place: &Place) -> anyhow::Result<Vec<Made>> {
+    let api = place.api;
     let name = json!({ "name": format!("load-{number}") });
-    let made = post(api, "/v1/admin/tenants", admin_token, &name).await?;
+    let made = post(api, "/v1/admin/tenants", &place.admin_token, &name).await?;
     let id = text(&made, "id")?;
     let scopes = json!({ "name": "load", "scopes": ["events:write", "endpoints:write", "read"] });
-    let made = post(
-        api,
-        &format!("/v1/admin/tenants/{id}/keys"),
-        admin_token,
-        &scopes,
-    )
-    .await?;
+    let path = format!("/v1/admin/tenants/{id}/keys");
+    let made = post(api, &path, &place.admin_token, &scopes).await?;
     let key = text(&made, "key")?;
-    let (mut targets, mut secrets) = (Vec::new(), Vec::new());
-    for endpoint in 0..endpoints {
+    let first = number * fields.len();
+    let mut endpoints = Vec::new();
+    for (endpoint, mut fields) in fields.into_iter().enumerate() {
         let event_type = format!("load.t{endpoint}");
-        let url = format!("http://{receiver}/e/{}", number * endpoints + endpoint);
-        let endpoint = json!({ "url": url, "event_types": [event_type] });
-        let made = post(api, "/v1/endpoints", &key, &endpoint).await?;
-        secrets.push(text(&made, "secret")?);
-        targets.push(Target {
-            path: "/v1/events".to_owned(),
-            key: Some(key.clone()),
-            event_type: Some(event_type),
+        let url = format!("http://{}/e/{}", place.receiver, first + endpoint);
+        if let Value::Object(fields) = &mut fields {
+            fields.insert("url".to_owned(), json!(url));
+            fields.insert("event_types".to_owned(), json!([event_type]));
+        }
+        let made = post(api, "/v1/endpoints", &key, &fields).await?;
+        endpoints.push(Made {
+            secret: text(&made, "secret")?,
+            target: Target {
+                path: "/v1/events".to_owned(),
+                key: Some(key.clone()),
+                event_type: Some(event_type),
+            },
         });
     }
-    Ok((targets, secrets))
+    Ok(endpoints)
 }
 
 async fn post(api: SocketAddr, path: &str, key: &str, body: &Value) -> anyhow::Result<Value> {

@@ -1,6 +1,6 @@
 //! A result for people.
 
-use super::outcome::Outcome;
+use super::outcome::{Outcome, Verdict};
 use crate::latency::Percentiles;
 
 /// A row: a name and a value.
@@ -8,10 +8,17 @@ type Row = (String, String);
 
 /// A table of a few lines.
 pub(super) fn table(outcome: &Outcome) -> String {
-    let rows = [figures(outcome), costs(outcome), faults(outcome)].concat();
+    let rows = [
+        figures(outcome),
+        verdicts(outcome),
+        details(outcome),
+        costs(outcome),
+        faults(outcome),
+    ]
+    .concat();
     let lines = rows
         .iter()
-        .map(|(name, value)| format!("  {name:<30} {value}\n"));
+        .map(|(name, value)| format!("  {name:<44} {value}\n"));
     let head = format!("\n{}: {}\n", outcome.scenario.name, outcome.scenario.what);
     head + &lines.collect::<String>()
 }
@@ -92,6 +99,35 @@ fn costs(outcome: &Outcome) -> Vec<Row> {
         ),
     ));
     rows
+}
+
+fn verdicts(outcome: &Outcome) -> Vec<Row> {
+    let verdict = |it: &Verdict| {
+        let measured = it.measured.map_or("not measured".to_owned(), rounded);
+        let good = match (it.good, it.binding) {
+            (true, _) => "good",
+            (false, true) => "BAD",
+            (false, false) => "bad (does not count)",
+        };
+        let value = format!("{measured}, should be {}: {good}", it.figure);
+        row(&it.what, value)
+    };
+    outcome.verdicts.iter().map(verdict).collect()
+}
+
+fn details(outcome: &Outcome) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, value) in &outcome.details {
+        match serde_json::from_value::<Percentiles>(value.clone()) {
+            Ok(percentiles) => rows.push(row(name, latency(&percentiles))),
+            Err(_another_shape) => rows.push(row(name, value.to_string())),
+        }
+    }
+    rows
+}
+
+fn rounded(value: f64) -> String {
+    format!("{}", (value * 1e3).round() / 1e3)
 }
 
 fn faults(outcome: &Outcome) -> Vec<Row> {

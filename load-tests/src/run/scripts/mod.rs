@@ -1,0 +1,148 @@
+//! Scenarios that do more than one thing after the other, each with what it has to show.
+
+mod hot_tenant;
+mod ordered;
+mod rate_limit;
+mod recovery;
+mod slow_endpoints;
+mod slow_endpoints_at_load;
+mod throttle;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::stage::Stage;
+
+/// What to do, and how much of it.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Script {
+    SlowEndpoints {
+        hanging: usize,
+        per_second: f64,
+    },
+    SlowEndpointsAtLoad {
+        hanging: usize,
+    },
+    HotTenant {
+        /// Events that wait when the worker starts.
+        backlog: usize,
+        /// Of the other tenant.
+        per_second: f64,
+    },
+    Recovery {
+        /// Per endpoint.
+        pending: usize,
+        /// What each receiver takes.
+        per_second: f64,
+        /// New events per endpoint.
+        new_per_second: f64,
+    },
+    RateLimit {
+        per_second: f64,
+        burst: u32,
+    },
+    Ordered {
+        keys: u32,
+    },
+    Throttle {
+        events: usize,
+        /// In each window.
+        most: u32,
+        window_seconds: u64,
+    },
+}
+
+/// Plays a script.
+pub(super) async fn play(script: Script, stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    match script {
+        Script::SlowEndpoints {
+            hanging,
+            per_second,
+        } => slow_endpoints::play(stage, hanging, per_second).await,
+        Script::SlowEndpointsAtLoad { hanging } => {
+            slow_endpoints_at_load::play(stage, hanging).await
+        }
+        Script::HotTenant {
+            backlog,
+            per_second,
+        } => hot_tenant::play(stage, backlog, per_second).await,
+        Script::Recovery {
+            pending,
+            per_second,
+            new_per_second,
+        } => {
+            let outage = recovery::Outage {
+                pending,
+                per_second,
+                new_per_second,
+            };
+            recovery::play(stage, outage).await
+        }
+        Script::RateLimit { per_second, burst } => {
+            rate_limit::play(stage, per_second, f64::from(burst)).await
+        }
+        Script::Ordered { keys } => ordered::play(stage, keys).await,
+        Script::Throttle {
+            events,
+            most,
+            window_seconds,
+        } => throttle::play(stage, events, most, window_seconds).await,
+    }
+}
+
+impl Script {
+    /// The same with little to do.
+    pub(super) fn short(self) -> Self {
+        match self {
+            Self::HotTenant { per_second, .. } => Self::HotTenant {
+                backlog: 60_000,
+                per_second,
+            },
+            Self::Recovery {
+                per_second,
+                new_per_second,
+                ..
+            } => Self::Recovery {
+                pending: 500,
+                per_second,
+                new_per_second,
+            },
+            Self::Ordered { .. } => Self::Ordered { keys: 200 },
+            Self::Throttle { most, .. } => Self::Throttle {
+                events: 30,
+                most,
+                window_seconds: 3,
+            },
+            Self::SlowEndpoints { .. }
+            | Self::SlowEndpointsAtLoad { .. }
+            | Self::RateLimit { .. } => self,
+        }
+    }
+
+    /// Seconds of the window in a short run: some need a lease to end in it.
+    pub(super) fn shortest_seconds(self) -> f64 {
+        match self {
+            Self::RateLimit { .. } => 36.0,
+            Self::Ordered { .. } => 16.0,
+            Self::Recovery { .. } => 8.0,
+            Self::SlowEndpoints { .. }
+            | Self::SlowEndpointsAtLoad { .. }
+            | Self::HotTenant { .. }
+            | Self::Throttle { .. } => 3.0,
+        }
+    }
+
+    /// The fields of an endpoint that the others have not.
+    pub(super) fn fields(self, endpoint: usize) -> Option<Map<String, Value>> {
+        match self {
+            Self::Recovery { per_second, .. } => recovery::fields(endpoint, per_second),
+            Self::SlowEndpoints { .. }
+            | Self::SlowEndpointsAtLoad { .. }
+            | Self::HotTenant { .. }
+            | Self::RateLimit { .. }
+            | Self::Ordered { .. }
+            | Self::Throttle { .. } => None,
+        }
+    }
+}

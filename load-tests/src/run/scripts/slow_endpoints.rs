@@ -1,0 +1,127 @@
+//! Some endpoints hang until the deadline: what do the healthy ones notice, from the first second?
+//!
+//! The baseline is measured in the same run, before, at the same rate. Every tenant has some of the
+//! hanging endpoints, so neither turn of the scheduler helps.
+
+use std::ops::Range;
+
+use crate::generator::{Generator, Pace, Plan};
+use crate::receiver::Answers;
+use crate::receiver::watch::{ALWAYS, Watch};
+use crate::run::stage::{Stage, nanos, ratio, until};
+
+/// The figure of the issue.
+const MOST: f64 = 1.5;
+const SECOND: u64 = 1_000_000_000;
+
+pub(super) async fn play(
+    stage: &mut Stage<'_>,
+    hanging: usize,
+    per_second: f64,
+) -> anyhow::Result<()> {
+    let all = stage.scenario.endpoints();
+    let (bad, healthy) = spread(hanging, all);
+    let phase = stage.length();
+    let generator = Generator::new(Plan {
+        warmup: stage.warmup(),
+        ..stage.plan(
+            stage.world.in_turn(),
+            Pace::Open { per_second },
+            phase.saturating_mul(2),
+        )
+    });
+    let window = generator.window();
+    let hang_ns = window.start + nanos(phase);
+    stage
+        .watch(&[
+            watch("baseline", &healthy, window.start..hang_ns),
+            watch("hanging", &healthy, hang_ns..window.end),
+            watch("first second", &healthy, hang_ns..hang_ns + SECOND),
+        ])
+        .await?;
+    let running = async {
+        generator.run().await;
+        anyhow::Ok(())
+    };
+    let script = async {
+        until(window.start).await;
+        stage.begin(window.end).await?;
+        until(hang_ns).await;
+        stage.answer(&bad, hang()).await?;
+        until(window.end).await;
+        stage.end().await
+    };
+    tokio::try_join!(running, script)?;
+    stage.took(&generator);
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    report(stage).await?;
+    recover(stage, &bad).await
+}
+
+async fn report(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let seen = stage.seen().await?;
+    let [baseline, hanging, first] = seen.as_slice() else {
+        anyhow::bail!("the receiver saw {} watches", seen.len());
+    };
+    stage.latency("healthy_baseline_ms", baseline);
+    stage.latency("healthy_while_hanging_ms", hanging);
+    stage.latency("healthy_first_second_ms", first);
+    let [before, while_hanging, at_first] = [baseline, hanging, first].map(|it| it.latency_ms.p99);
+    let what = "p99 of the healthy, while hanging / baseline";
+    stage.at_most(what, ratio(while_hanging, before), MOST);
+    stage.detail("ratio_of_the_first_second", ratio(at_first, before));
+    let served = ratio(hanging.deliveries as f64, baseline.deliveries as f64);
+    stage.at_least("deliveries to the healthy, the same", served, 0.99);
+    Ok(())
+}
+
+/// What the hanging ones were sent comes to an end too, so that a lost one is seen.
+pub(super) async fn recover(stage: &mut Stage<'_>, bad: &[Range<usize>]) -> anyhow::Result<()> {
+    stage.answer(bad, stage.scenario.answers).await?;
+    let open = stage.system.postgres.breakers_open().await?;
+    stage.detail("breakers_open_at_the_end", open);
+    stage.make_probes_due().await
+}
+
+pub(super) fn hang() -> Answers {
+    Answers {
+        hang: true,
+        ..Answers::default()
+    }
+}
+
+pub(super) fn watch(name: &str, endpoints: &[Range<usize>], sent: Range<u64>) -> Watch {
+    Watch {
+        name: name.to_owned(),
+        endpoints: endpoints.to_vec(),
+        sent,
+        arrived: ALWAYS,
+    }
+}
+
+/// `some` of `all` numbers, evenly spread, and the others.
+pub(super) fn spread(some: usize, all: usize) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
+    let chosen = |number: usize| (number + 1) * some / all > number * some / all;
+    let one = |number: usize| number..number + 1;
+    let (these, others): (Vec<usize>, Vec<usize>) = (0..all).partition(|it| chosen(*it));
+    (
+        these.into_iter().map(one).collect(),
+        others.into_iter().map(one).collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hanging_ones_are_spread_over_the_tenants() {
+        for (some, all) in [(5, 20), (10, 200), (100, 200), (1, 3)] {
+            let (these, others) = spread(some, all);
+
+            assert_eq!((these.len(), others.len()), (some, all - some));
+            let half = these.iter().filter(|it| it.start < all / 2).count();
+            assert!(half.abs_diff(some / 2) <= 1, "{these:?}");
+        }
+    }
+}

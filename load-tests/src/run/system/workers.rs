@@ -1,0 +1,159 @@
+//! The workers of a scenario: started, stopped, killed, paused.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{System, program};
+use crate::client::{ask, request};
+use crate::run::process::{Process, free_addr};
+
+/// A worker that was started. A killed one stays in the list, so that the others keep their numbers.
+#[derive(Debug)]
+pub(super) struct Worker {
+    process: Process,
+    metrics: SocketAddr,
+    killed: bool,
+}
+
+impl Worker {
+    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+        if self.killed {
+            return Ok(());
+        }
+        self.process.check()
+    }
+
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let id = self.process.id().and_then(|id| i32::try_from(id).ok());
+        let id = id.and_then(Pid::from_raw).context("the worker has ended")?;
+        Ok(kill_process(id, signal)?)
+    }
+}
+
+impl System {
+    /// Starts one more worker; it is ready some time later.
+    pub(in crate::run) fn start_worker(&mut self) -> anyhow::Result<()> {
+        let mut command = program(&self.options, "worker", &self.common)?;
+        let metrics = free_addr()?;
+        command.env("POSTRIDER_METRICS_ADDR", metrics.to_string());
+        self.workers_started += 1;
+        let log = format!("worker-{}", self.workers_started);
+        self.workers.push(Worker {
+            process: Process::start_logged("worker", &log, command, &self.logs)?,
+            metrics,
+            killed: false,
+        });
+        Ok(())
+    }
+
+    /// Waits until all workers are ready.
+    pub(in crate::run) async fn workers_ready(&mut self) -> anyhow::Result<()> {
+        let running = self.workers.iter().filter(|worker| !worker.killed);
+        let addrs: Vec<SocketAddr> = running.map(|worker| worker.metrics).collect();
+        for addr in addrs {
+            self.ready(addr).await.context("a worker")?;
+        }
+        Ok(())
+    }
+
+    /// Stops all workers as a deploy does: what is on the wire ends first.
+    pub(in crate::run) async fn stop_workers(&mut self) -> anyhow::Result<()> {
+        for worker in self.workers.drain(..).filter(|worker| !worker.killed) {
+            worker.process.stop().await?;
+        }
+        Ok(())
+    }
+
+    /// Kills a worker (SIGKILL).
+    pub(in crate::run) async fn kill_worker(&mut self, number: usize) -> anyhow::Result<()> {
+        let worker = self.workers.get_mut(number).context("no such worker")?;
+        worker.killed = true;
+        Ok(worker.process.child.kill().await?)
+    }
+
+    /// Pauses a worker for so long (SIGSTOP, SIGCONT).
+    pub(in crate::run) async fn pause_worker(
+        &self,
+        number: usize,
+        length: Duration,
+    ) -> anyhow::Result<()> {
+        let worker = self.workers.get(number).context("no such worker")?;
+        worker.signal(Signal::STOP)?;
+        tokio::time::sleep(length).await;
+        worker.signal(Signal::CONT)
+    }
+
+    pub(super) fn worker_ids(&self) -> impl Iterator<Item = u32> + '_ {
+        let running = self.workers.iter().filter(|worker| !worker.killed);
+        running.filter_map(|worker| worker.process.id())
+    }
+
+    /// The sum of a metric's series with this label over the running workers; `None`: no worker has
+    /// such a metric.
+    pub(in crate::run) async fn metric(
+        &self,
+        name: &str,
+        label: &str,
+    ) -> anyhow::Result<Option<f64>> {
+        let mut sum = None;
+        for worker in self.workers.iter().filter(|worker| !worker.killed) {
+            let text = ask(worker.metrics, &request("GET", "/metrics", None, b"")).await?;
+            let text = String::from_utf8_lossy(&text);
+            for value in series(&text, name, label) {
+                *sum.get_or_insert(0.0) += value;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// The most memory that a worker has used so far, in MB.
+    pub(in crate::run) fn worker_peak_mb(&self) -> Option<f64> {
+        let peaks = self.worker_ids().filter_map(peak_kb);
+        peaks.max().map(|kilobytes| (kilobytes / 1_024) as f64)
+    }
+}
+
+/// The values of the series of a metric with a label like `to="open"`; 0 for those with another.
+fn series<'t>(text: &'t str, name: &'t str, label: &'t str) -> impl Iterator<Item = f64> + 't {
+    text.lines().filter_map(move |line| {
+        let (labels, value) = line
+            .strip_prefix(name)?
+            .strip_prefix('{')?
+            .split_once('}')?;
+        let has_label = labels.split(',').any(|it| it == label);
+        let value: f64 = value.trim().parse().ok()?;
+        Some(if has_label { value } else { 0.0 })
+    })
+}
+
+fn peak_kb(id: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_series_of_a_metric_are_found_by_name_and_label() {
+        let text = "# HELP a_total x\na_total{to=\"open\"} 2\na_total{from=\"closed\",to=\"open\"} 3\n\
+                    a_total{to=\"closed\"} 5\na_total_more{to=\"open\"} 7\n";
+
+        let found: Vec<f64> = series(text, "a_total", "to=\"open\"").collect();
+
+        assert_eq!(found, [2.0, 3.0, 0.0]);
+        assert_eq!(series(text, "b_total", "to=\"open\"").count(), 0);
+    }
+
+    #[test]
+    fn this_process_has_used_memory() {
+        assert!(peak_kb(std::process::id()).is_some_and(|peak| peak > 1_000));
+    }
+}
