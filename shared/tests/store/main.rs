@@ -9,13 +9,16 @@
 
 mod backlog;
 mod endpoint_runtime;
+mod expire;
 mod ingest;
 mod leases;
 mod migrate;
+mod ordered;
 mod owner;
 mod partitions;
 mod plans;
 mod queue;
+mod recovery;
 mod retention;
 mod slots;
 mod statements;

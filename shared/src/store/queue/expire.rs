@@ -58,7 +58,7 @@ dd AS (
   SELECT tenant_id, id, endpoint_id, event_id, $8, $9, status,
          CASE WHEN deliver_before <= $6 THEN 'its deliver_before passed before it was delivered'
               ELSE 'it was older than the endpoint''s max_age_seconds allow' END,
-         $10 + coalesce(status, 0), attempts_made, kind,
+         $10::int8 + coalesce(status, 0), attempts_made, kind,
          CASE WHEN kind = 0 THEN id ELSE coalesce(
            (SELECT d.root_id FROM dead_letters d WHERE d.tenant_id = g.tenant_id AND d.replayed_as = g.id LIMIT 1), id) END,
          order_key, order_seq
