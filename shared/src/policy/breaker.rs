@@ -358,7 +358,10 @@ impl Breaker {
             Signal::Failure => {
                 self.run.add(ended.started_at);
                 next.silent = 0;
-                next.cooldown = opening.cooldown.saturating_mul(2).min(self.longest_cooldown);
+                next.cooldown = opening
+                    .cooldown
+                    .saturating_mul(2)
+                    .min(self.longest_cooldown);
                 next.probe_at = later(now, next.cooldown);
                 Some(Transition::Reopened)
             }
@@ -426,3 +429,6 @@ impl Breaker {
         self.refuted = true;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -161,3 +161,6 @@ fn instant(nanos: i128) -> OffsetDateTime {
     };
     OffsetDateTime::from_unix_timestamp_nanos(nanos).unwrap_or_else(|_beyond| end.assume_utc())
 }
+
+#[cfg(test)]
+mod tests;

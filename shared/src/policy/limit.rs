@@ -4,11 +4,13 @@
 //!
 //! The level is a real number from 1/128 to the cap. From one on it is the number of requests in
 //! flight; below one it is a pace, one request at a time and a pause after each
-//! (docs/adr/0009-a-limit-below-one-is-a-pace.md).
+//! (docs/adr/0009-a-limit-below-one-is-a-pace.md, with the figures behind the constants).
 
 use std::time::Duration;
 
 use time::OffsetDateTime;
+
+use super::instant::since;
 
 /// The lowest level.
 const LOWEST: f64 = 1.0 / 128.0;
@@ -19,11 +21,24 @@ const SHORTEST_RESPONSE: Duration = Duration::from_millis(1);
 /// The longest pause: a receiver that needs more says `Retry-After`.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a success adds after a 429, as a share of the level.
-const SHARE: f64 = 0.001_5;
+/// What the first 429 leaves of the level.
+const FIRST_CUT: f64 = 0.5;
 
-/// What a 429 leaves of the level.
-const CUT: f64 = 0.5;
+/// What a later 429 leaves at least ...
+const DEEPEST_CUT: f64 = 1.0 / 32.0;
+
+/// ... and at most.
+const SHALLOWEST_CUT: f64 = 0.8;
+
+/// Between "what was kept up, pauses included" (1) and "what was too much" (0), as exponents.
+const TRUST: f64 = 0.7;
+
+/// So many successes lead back to the level of the last 429, however deep the cut: at most one 429 in
+/// as many requests comes from asking for more.
+const CLIMB: f64 = 300.0;
+
+/// How long an endpoint is left alone after a 429 that does not say how long.
+pub const PARK: Duration = Duration::from_secs(1);
 
 /// The adaptive limit of one endpoint.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,8 +46,15 @@ pub struct AdaptiveLimit {
     level: f64,
     /// The last cut. A request that started before it says what is known already.
     cut_at: Option<OffsetDateTime>,
-    /// It was cut for a 429: it feels its way instead of climbing.
-    throttled: bool,
+    /// What the last 429 left to know, until the cap is reached again.
+    throttle: Option<Throttle>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Throttle {
+    at: OffsetDateTime,
+    /// What a success adds, as a share of the level.
+    share: f64,
 }
 
 impl AdaptiveLimit {
@@ -42,7 +64,7 @@ impl AdaptiveLimit {
         Self {
             level: f64::from(cap.max(1)),
             cut_at: None,
-            throttled: false,
+            throttle: None,
         }
     }
 
@@ -74,23 +96,34 @@ impl AdaptiveLimit {
             .min(LONGEST_PAUSE)
     }
 
-    /// A request was delivered.
+    /// A request was delivered. `cap`: the endpoint's own limit on requests in flight.
     pub fn succeeded(&mut self, cap: u16) {
-        let step = if self.throttled {
-            self.level * SHARE
-        } else {
+        let step = self.throttle.map_or_else(
             // One more per round of as many successes: 1, 2, 3, …
-            self.level.max(1.0).recip()
-        };
-        self.level = (self.level + step).min(f64::from(cap.max(1)));
+            || self.level.max(1.0).recip(),
+            |throttle| self.level * throttle.share,
+        );
+        let cap = f64::from(cap.max(1));
+        self.level += step;
+        if self.level >= cap {
+            self.level = cap;
+            self.throttle = None;
+        }
     }
 
     /// The receiver said 429 to a request that started then.
     pub fn throttled(&mut self, started_at: OffsetDateTime, now: OffsetDateTime) {
-        if self.cuts(started_at, now) {
-            self.throttled = true;
-            self.level = (self.level * CUT).max(LOWEST);
+        if !self.cuts(started_at, now) {
+            return;
         }
+        let left = self
+            .throttle
+            .map_or(FIRST_CUT, |last| kept_up(since(last.at, now)));
+        self.throttle = Some(Throttle {
+            at: now,
+            share: -left.ln() / CLIMB,
+        });
+        self.level = (self.level * left).max(LOWEST);
     }
 
     /// A request that started then ran into its deadline.
@@ -115,3 +148,15 @@ impl AdaptiveLimit {
         true
     }
 }
+
+/// What to keep of a level that led to another 429 so long after the last one. For [`PARK`] of it
+/// nothing was sent: over the whole time the receiver kept up with this share of the level. That is
+/// too little, for it may have been ready long before; the level itself was too much.
+fn kept_up(length: Duration) -> f64 {
+    let sending = length.saturating_sub(PARK).as_secs_f64();
+    let share = sending / length.as_secs_f64().max(f64::MIN_POSITIVE);
+    share.powf(TRUST).clamp(DEEPEST_CUT, SHALLOWEST_CUT)
+}
+
+#[cfg(test)]
+mod tests;

@@ -154,3 +154,6 @@ pub fn disable_due(
         Disable::Not
     }
 }
+
+#[cfg(test)]
+mod tests;
