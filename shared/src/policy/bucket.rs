@@ -90,7 +90,8 @@ impl Bucket {
         }
     }
 
-    /// The bucket of the former owner, from its [`position`](Self::position).
+    /// The bucket of the former owner, from its [`position`](Self::position). It is a length of time
+    /// in tokens of that owner's quota: under another one, an [emptied](Self::emptied_at) bucket is due.
     #[must_use]
     pub fn handed_over(position: OffsetDateTime) -> Self {
         Self {
@@ -117,21 +118,25 @@ impl Bucket {
         Ok(())
     }
 
-    /// Goes on under another quota. The tokens that are spent stay spent, parts of one as well: a
-    /// fuller bucket would be a gift at every change, a rounded one would starve under many.
+    /// Goes on under another quota. The tokens that are there stay, parts of one as well, as far as
+    /// the new burst holds them; a change never gives one. So spent tokens stay spent, also those of a
+    /// former owner that nobody knows of: not even a larger burst is there at once.
     pub fn requota(&mut self, now: OffsetDateTime, old: &Quota, new: &Quota) {
-        let now = now.unix_timestamp_nanos();
-        let spent = self.tat.saturating_sub(now);
-        if spent <= 0 || old.period == new.period {
+        if old == new {
             return;
         }
+        let now = now.unix_timestamp_nanos();
+        let spent = self.tat.saturating_sub(now).max(0);
         let (whole, part) = (spent.div_euclid(old.period), spent.rem_euclid(old.period));
         // Both factors are at most MAX_PERIOD, so the product fits; rounded up.
         let part = part
             .saturating_mul(new.period)
             .saturating_add(old.period - 1)
             .div_euclid(old.period);
-        self.tat = now.saturating_add(new.tokens(whole)).saturating_add(part);
+        let spent = new
+            .tokens(whole.saturating_add(new.burst - old.burst))
+            .saturating_add(part);
+        self.tat = now.saturating_add(spent.max(0));
     }
 
     /// Whether nothing of it is spent: only then may it be forgotten.

@@ -94,10 +94,21 @@ fn spent_tokens_stay_spent_when_the_limit_changes() {
     }
     let wide = quota(10.0, 20);
     bucket.requota(START, &slow, &wide);
-    assert_eq!(drain(&mut bucket, START, &wide), 16);
+    assert_eq!(drain(&mut { bucket }, START, &wide), 6, "no gift");
     let narrow = quota(10.0, 5);
     bucket.requota(START, &wide, &narrow);
-    assert_eq!(bucket.take(START, &narrow), Err(at(1.6)));
+    assert_eq!(drain(&mut bucket, START, &narrow), 5);
+}
+
+#[test]
+fn a_limit_lowered_before_a_crash_and_raised_after_it_forgets_nothing() {
+    let (wide, narrow) = (quota(0.1, 12), quota(0.1, 1));
+    let mut bucket = Bucket::full(START);
+    assert_eq!(drain(&mut bucket, START, &wide), 12);
+    bucket.requota(START, &wide, &narrow);
+    bucket = Bucket::emptied_at(START, &narrow);
+    bucket.requota(START, &narrow, &wide);
+    assert_eq!(drain(&mut bucket, START, &wide), 0);
 }
 
 #[test]
