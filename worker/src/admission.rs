@@ -1,19 +1,52 @@
 //! Admission: may this endpoint send one more now? Decides *whether*, never *when to retry*.
 //!
-//! A deferral spends no attempt (D4). The breaker, the token bucket and the adaptive limit of the
-//! delivery-policy issue are further reasons to defer, asked here and nowhere else.
+//! A [`Gate`] holds what its owner knows of one endpoint: breaker, token bucket, the one adaptive limit,
+//! and until when the receiver asked to be left alone. Everything that can hold a request back is
+//! asked in [`Gate::admit`] and nowhere else; a deferral spends no attempt (D4). The rules are pure and
+//! live in `shared::policy`; this module puts them in order.
+//!
+//! # Invariants
+//! - B1 an open breaker lets one probe through at a time. The half-open state is never stored: a lost
+//!   probe is simply made again.
+//! - R1 a request takes its token when it is admitted, by the owner alone, and does not give it back.
+//! - O1 requests in flight stay within the adaptive limit, which stays within the endpoint's own.
 
+use std::time::Duration;
+
+use shared::domain::attempt::Outcome;
 use shared::domain::endpoint::EndpointState;
+use shared::ids::Epoch;
+use shared::policy::breaker::{self, Breaker, Passage, Signal, State, Transition};
+use shared::policy::bucket::{Bucket, Quota};
+use shared::policy::limit::AdaptiveLimit;
+use shared::policy::outage::Failing;
+use shared::store::endpoint_runtime::{Recovery, Runtime};
+use time::OffsetDateTime;
 
 use crate::endpoint_config::EndpointConfig;
+use crate::job::Observed;
+
+/// How long an endpoint is left alone after a 429 that names no time.
+const THROTTLED_PAUSE: Duration = Duration::from_secs(1);
 
 /// The answer to one request for admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
     /// Send one; it counts against the endpoint's limit until it is recorded.
     Send,
-    /// Not now. What ends the wait brings the endpoint back into its turn.
-    Defer(DeferReason),
+    /// Send one, which finds out whether the endpoint is back.
+    Probe,
+    /// Not now.
+    Defer(Deferral),
+}
+
+/// A wait, and what ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deferral {
+    /// Why.
+    pub reason: DeferReason,
+    /// Ask again at this instant; `None`: when something ends or changes.
+    pub until: Option<OffsetDateTime>,
 }
 
 /// Why a delivery has to wait.
@@ -25,6 +58,12 @@ pub enum DeferReason {
     NotEnabled,
     /// The endpoint's secrets or settings cannot be read.
     Locked,
+    /// Its breaker is open, or its probe is on the wire.
+    Breaker,
+    /// Its token bucket is empty.
+    RateLimited,
+    /// The receiver asked to be left alone, or refused for being asked too often.
+    Throttled,
 }
 
 impl DeferReason {
@@ -35,21 +74,448 @@ impl DeferReason {
             Self::InFlight => "in_flight",
             Self::NotEnabled => "not_enabled",
             Self::Locked => "locked",
+            Self::Breaker => "breaker",
+            Self::RateLimited => "rate_limited",
+            Self::Throttled => "throttled",
         }
     }
 }
 
-/// Asks for admission of one more request while `in_flight` are sent and not recorded.
-#[must_use]
-pub fn admit(endpoint: &EndpointConfig, in_flight: usize) -> Admission {
-    if endpoint.state != EndpointState::Enabled {
-        return Admission::Defer(DeferReason::NotEnabled);
+/// How a slot came to its owner: what a bucket's stored position is worth (R1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TakeOver {
+    /// The number of the take-over.
+    pub epoch: Epoch,
+    /// The last owner handed over in order.
+    pub clean: bool,
+    /// The last take-over of this slot from a dead owner, whoever it was that took it; database time.
+    /// What was sent before is not known: every bucket was empty then.
+    pub emptied_at: Option<OffsetDateTime>,
+}
+
+/// What is known of the attempts before this owner's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum History {
+    Unknown,
+    Known,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Gate {
+    breaker: Breaker,
+    bucket: Option<(Quota, Bucket)>,
+    limit: AdaptiveLimit,
+    parked_until: Option<OffsetDateTime>,
+    failing: Failing,
+    history: History,
+    last_success: Option<OffsetDateTime>,
+    exhausted: Option<OffsetDateTime>,
+    recovery: Option<Recovery>,
+    /// When the last outage began.
+    outage: Option<OffsetDateTime>,
+    p95_ms: Option<u32>,
+}
+
+/// What follows from an observation, beside what the gate remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// The breaker opened.
+    Opened,
+    /// A probe failed, or said nothing three times.
+    Reopened,
+    /// The breaker closed: the outage is over.
+    Closed,
+    /// The receiver refuses everything for good.
+    Refusing,
+    /// The receiver takes events again that it refused for good.
+    Accepting,
+}
+
+impl Gate {
+    /// The gate of an endpoint whose slot was taken so, from what is stored of it. `kept`: where its
+    /// bucket stood when this owner forgot it.
+    #[must_use]
+    pub fn new(
+        config: &EndpointConfig,
+        taken: TakeOver,
+        kept: Option<OffsetDateTime>,
+        now: OffsetDateTime,
+    ) -> Self {
+        let runtime = &config.runtime;
+        let mut breaker = match (runtime.opened_at, runtime.next_probe_at) {
+            (Some(opened), Some(probe)) => {
+                Breaker::restored(opened, runtime.cooldown, probe, runtime.failing_since)
+            }
+            (None, _) | (_, None) => Breaker::closed(),
+        };
+        set_cooldowns(&mut breaker, config);
+        let cap = config.settings.max_in_flight;
+        let limit = if breaker.state() == State::Closed {
+            AdaptiveLimit::at(cap)
+        } else {
+            AdaptiveLimit::recovering()
+        };
+        Self {
+            breaker,
+            bucket: quota(config).map(|quota| {
+                (
+                    quota,
+                    bucket(&quota, [runtime.bucket.map(|(at, _)| at), kept], taken, now),
+                )
+            }),
+            limit,
+            parked_until: runtime.parked_until,
+            failing: Failing::restored(runtime.failing_since, runtime.refusing_since),
+            history: History::Unknown,
+            last_success: None,
+            exhausted: None,
+            recovery: runtime.recovery,
+            outage: None,
+            p95_ms: runtime.p95_ms,
+        }
     }
-    if endpoint.locked {
-        return Admission::Defer(DeferReason::Locked);
+
+    /// The endpoint's configuration was read anew.
+    pub fn reconfigured(
+        &mut self,
+        old: &EndpointConfig,
+        new: &EndpointConfig,
+        now: OffsetDateTime,
+    ) {
+        self.p95_ms = new.runtime.p95_ms;
+        set_cooldowns(&mut self.breaker, new);
+        self.bucket = match (self.bucket.take(), quota(new)) {
+            (_, None) => None,
+            // Nobody counted what was sent before: as if all of it had been just now.
+            (None, Some(quota)) => Some((quota, Bucket::emptied_at(now, &quota))),
+            (Some((before, mut bucket)), Some(quota)) => {
+                if before != quota {
+                    bucket.requota(now, &before, &quota);
+                }
+                Some((quota, bucket))
+            }
+        };
+        let enabled = old.state != EndpointState::Enabled && new.state == EndpointState::Enabled;
+        if enabled || new.runtime.enabled_at > old.runtime.enabled_at {
+            self.breaker.probe_now(now);
+            self.failing = Failing::default();
+            self.parked_until = None;
+        }
     }
-    if in_flight >= usize::from(endpoint.settings.max_in_flight) {
-        return Admission::Defer(DeferReason::InFlight);
+
+    /// Asks for admission of one more request while `in_flight` are sent and not recorded.
+    #[must_use]
+    pub fn admit(
+        &self,
+        config: &EndpointConfig,
+        in_flight: usize,
+        now: OffsetDateTime,
+    ) -> Admission {
+        let defer = |reason, until| Admission::Defer(Deferral { reason, until });
+        if config.state != EndpointState::Enabled {
+            return defer(DeferReason::NotEnabled, None);
+        }
+        if config.locked {
+            return defer(DeferReason::Locked, None);
+        }
+        let probe = match self.breaker.passage(now) {
+            Passage::Free => false,
+            Passage::Probe => true,
+            Passage::Wait(until) => return defer(DeferReason::Breaker, Some(until)),
+            Passage::ProbeOut => return defer(DeferReason::Breaker, None),
+        };
+        if let Some(until) = self.parked_until.filter(|until| *until > now) {
+            return defer(DeferReason::Throttled, Some(until));
+        }
+        if !probe && !self.limit.allows(in_flight, config.settings.max_in_flight) {
+            return defer(DeferReason::InFlight, None);
+        }
+        if let Some((quota, bucket)) = &self.bucket {
+            let earliest = bucket.earliest(quota);
+            if earliest > now {
+                return defer(DeferReason::RateLimited, Some(earliest));
+            }
+        }
+        if probe {
+            Admission::Probe
+        } else {
+            Admission::Send
+        }
     }
-    Admission::Send
+
+    /// A request that was admitted starts.
+    pub fn started(&mut self, probe: bool, now: OffsetDateTime) {
+        if let Some((quota, bucket)) = &mut self.bucket {
+            // Admitted at this very instant, so the token is there.
+            let _taken = bucket.take(now, quota);
+        }
+        if probe {
+            self.breaker.probe_started();
+        }
+    }
+
+    /// A probe that was admitted was not made.
+    pub fn probe_lost(&mut self) {
+        self.breaker.probe_lost();
+    }
+
+    /// What a request says about the endpoint.
+    pub fn ended(
+        &mut self,
+        config: &EndpointConfig,
+        observed: &Observed,
+        now: OffsetDateTime,
+    ) -> Vec<Turn> {
+        let signal = Signal::of(observed.outcome);
+        let ended = breaker::Ended {
+            signal,
+            started_at: observed.started_at,
+            probe: observed.probe,
+        };
+        let mut turns = Vec::new();
+        let transition = self.breaker.ended(&ended, now, self.threshold(config));
+        turns.extend(transition.map(Turn::from));
+        let refused = self.failing.refusing_since();
+        self.outage = self.outage_began().or(refused).or(self.outage);
+        self.failing.ended(observed.outcome, observed.started_at);
+        match (refused, self.failing.refusing_since()) {
+            (None, Some(_)) => turns.push(Turn::Refusing),
+            (Some(_), None) => turns.push(Turn::Accepting),
+            (None, None) | (Some(_), Some(_)) => {}
+        }
+        self.adapt(config, observed, now);
+        match signal {
+            Signal::Success => {
+                self.history = History::Known;
+                self.last_success = Some(observed.started_at);
+                self.exhausted = None;
+            }
+            Signal::Failure | Signal::Alive | Signal::Silent | Signal::Gone => {
+                self.exhausted = self.exhausted.or(observed.exhausted);
+                turns.extend(self.exhaust(now));
+            }
+        }
+        if turns.contains(&Turn::Closed) {
+            self.limit = AdaptiveLimit::recovering();
+        }
+        turns
+    }
+
+    /// A ladder that was exhausted opens the breaker if no attempt succeeded since it began.
+    fn exhaust(&mut self, now: OffsetDateTime) -> Option<Turn> {
+        if self.history == History::Unknown {
+            return None;
+        }
+        let began = self.exhausted.take()?;
+        if self.last_success.is_some_and(|success| success >= began) {
+            return None;
+        }
+        self.breaker.ladder_exhausted(now).map(Turn::from)
+    }
+
+    fn adapt(&mut self, config: &EndpointConfig, observed: &Observed, now: OffsetDateTime) {
+        let cap = config.settings.max_in_flight;
+        match observed.outcome {
+            Outcome::Delivered => self.limit.succeeded(cap),
+            Outcome::Throttled => self.limit.throttled(observed.started_at, now),
+            Outcome::Transient if observed.timed_out => {
+                self.limit.timed_out(observed.started_at, now);
+            }
+            Outcome::Transient
+            | Outcome::Misconfigured
+            | Outcome::Permanent
+            | Outcome::Gone
+            | Outcome::Internal
+            | Outcome::Refused
+            | Outcome::Expired => {}
+        }
+        let throttled = (observed.outcome == Outcome::Throttled).then_some(THROTTLED_PAUSE);
+        let wait = observed.retry_after.or(throttled);
+        let pause = Some(self.limit.pause(observed.took)).filter(|pause| !pause.is_zero());
+        for wait in [wait, pause].into_iter().flatten() {
+            let until = now.checked_add(time::Duration::try_from(wait).unwrap_or_default());
+            self.parked_until = self.parked_until.max(until);
+        }
+    }
+
+    /// The attempts before this owner's own, the latest first.
+    pub fn remember(
+        &mut self,
+        attempts: &[(Outcome, OffsetDateTime)],
+        now: OffsetDateTime,
+    ) -> Vec<Turn> {
+        if self.history == History::Known {
+            return Vec::new();
+        }
+        self.history = History::Known;
+        let counts = |outcome| Signal::of(outcome) == Signal::Failure;
+        let success = |outcome| Signal::of(outcome) == Signal::Success;
+        let run: Vec<_> = attempts
+            .iter()
+            .take_while(|(outcome, _)| !success(*outcome))
+            .filter(|(outcome, _)| counts(*outcome))
+            .collect();
+        if let Some((_, first)) = run.last() {
+            let count = u16::try_from(run.len()).unwrap_or(u16::MAX);
+            self.breaker.counted(count, *first);
+        }
+        let last = attempts.iter().find(|(outcome, _)| success(*outcome));
+        self.last_success = self.last_success.max(last.map(|(_, started)| *started));
+        self.exhaust(now).into_iter().collect()
+    }
+
+    /// A failure was seen, and what came before this owner is not known: since when it matters.
+    #[must_use]
+    pub fn wants_history(&self) -> bool {
+        self.history == History::Unknown
+            && (self.breaker.consecutive_failures() > 0 || self.exhausted.is_some())
+    }
+
+    /// A dead letter of an outage was found whose owner died before it could open the breaker.
+    pub fn outage_found(&mut self, now: OffsetDateTime) -> Option<Turn> {
+        self.breaker.ladder_exhausted(now).map(Turn::from)
+    }
+
+    /// How many consecutive failures open the breaker: fewer while the endpoint is slow.
+    #[must_use]
+    pub fn threshold(&self, config: &EndpointConfig) -> u16 {
+        breaker::lowered_threshold(config.settings.breaker.failures, self.p95_ms)
+    }
+
+    /// What is stored of it on a transition.
+    #[must_use]
+    pub fn runtime(&self) -> Runtime {
+        Runtime {
+            opened_at: self.breaker.opened_at(),
+            cooldown: self.breaker.cooldown().unwrap_or_default(),
+            next_probe_at: self.breaker.probe_at(),
+            failing_since: self.failing.since(),
+            refusing_since: self.failing.refusing_since(),
+            recovery: self.recovery,
+            ..Runtime::default()
+        }
+    }
+
+    /// What is stored of it when it is handed over: the bucket's position unless it is full, and until
+    /// when it is parked.
+    #[must_use]
+    pub fn hand_over(
+        &self,
+        now: OffsetDateTime,
+    ) -> (Option<OffsetDateTime>, Option<OffsetDateTime>) {
+        let bucket = self.bucket.as_ref().map(|(_, bucket)| bucket);
+        let position = bucket
+            .filter(|bucket| !bucket.is_full(now))
+            .map(Bucket::position);
+        (position, self.parked_until.filter(|until| *until > now))
+    }
+
+    /// Whether it can be forgotten: made anew from what is stored and the position of its bucket, it would be
+    /// the same.
+    #[must_use]
+    pub fn is_forgettable(&self, now: OffsetDateTime) -> bool {
+        self.breaker.state() == State::Closed
+            && self.recovery.is_none()
+            && self.exhausted.is_none()
+            && self.hand_over(now).1.is_none()
+    }
+
+    /// Not closed: its deliveries stay in the database until the probe.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.breaker.state() != State::Closed
+    }
+
+    /// The breaker.
+    #[must_use]
+    pub const fn breaker(&self) -> &Breaker {
+        &self.breaker
+    }
+
+    /// Since when it fails, or refuses, without a success.
+    #[must_use]
+    pub const fn failing(&self) -> &Failing {
+        &self.failing
+    }
+
+    /// Whether sending is back to what it was after an outage.
+    #[must_use]
+    pub fn is_ramped(&self, config: &EndpointConfig) -> bool {
+        !self.is_open() && self.limit.is_ramped(config.settings.max_in_flight)
+    }
+
+    /// Whether one more replay may go: replays hold at most half of what the endpoint may have on the
+    /// wire, and at least one.
+    #[must_use]
+    pub fn allows_replay(&self, config: &EndpointConfig, replays_in_flight: usize) -> bool {
+        let cap = config.settings.max_in_flight;
+        replays_in_flight == 0 || self.limit.allows(2 * replays_in_flight + 1, cap)
+    }
+
+    /// When the outage began that goes on, or has just ended: the first failure since the last success, or
+    /// the opening, whichever came first.
+    #[must_use]
+    pub fn outage_began(&self) -> Option<OffsetDateTime> {
+        let Some(opened) = self.breaker.opened_at() else {
+            return self.outage;
+        };
+        Some(
+            self.failing
+                .since()
+                .map_or(opened, |since| since.min(opened)),
+        )
+    }
+
+    /// The outage whose dead letters are being replayed.
+    #[must_use]
+    pub const fn recovery(&self) -> Option<&Recovery> {
+        self.recovery.as_ref()
+    }
+
+    /// Begins or ends the replay of an outage's dead letters.
+    pub fn recover(&mut self, recovery: Option<Recovery>) {
+        self.recovery = recovery;
+    }
+}
+
+fn quota(config: &EndpointConfig) -> Option<Quota> {
+    config.settings.rate_limit.as_ref().and_then(Quota::new)
+}
+
+/// Where a bucket stands when its owner first looks at it. Nothing that was stored is too early: whatever
+/// was sent since is covered by the last take-over from a dead owner, if there was one. Nothing is later
+/// than that of an empty bucket: the quota may have been changed while nobody looked.
+fn bucket(
+    quota: &Quota,
+    stored: [Option<OffsetDateTime>; 2],
+    taken: TakeOver,
+    now: OffsetDateTime,
+) -> Bucket {
+    let emptied = |at| Bucket::emptied_at(at, quota).position();
+    let known = stored
+        .into_iter()
+        .chain([taken.emptied_at.map(emptied)])
+        .flatten();
+    let position = known.max().unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    Bucket::handed_over(position.min(emptied(now)))
+}
+
+fn set_cooldowns(breaker: &mut Breaker, config: &EndpointConfig) {
+    let settings = &config.settings.breaker;
+    let seconds = |seconds| Duration::from_secs(u64::from(seconds));
+    breaker.set_cooldowns(
+        seconds(settings.cooldown_seconds),
+        seconds(settings.max_cooldown_seconds),
+    );
+}
+
+impl From<Transition> for Turn {
+    fn from(transition: Transition) -> Self {
+        match transition {
+            Transition::Opened => Self::Opened,
+            Transition::Reopened => Self::Reopened,
+            Transition::Closed => Self::Closed,
+        }
+    }
 }

@@ -10,15 +10,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use shared::domain::attempt::Outcome;
+use shared::domain::delivery::DeadLetterClass;
 use shared::ids::{DeliveryId, EventId, created_at};
 use shared::policy::backoff::UnitInterval;
 use shared::policy::classify::{SendError, SendResult, Verdict};
-use shared::policy::decide::{Progress, decide};
+use shared::policy::decide::{Decision, Progress, decide};
 use shared::runtime::clock::{BootTime, DatabaseClock, boot_time, wall_time};
 use shared::runtime::jitter;
 use tokio::sync::mpsc;
 
-use crate::job::{AttemptFacts, EventData, Job, Record};
+use crate::job::{AttemptFacts, EventData, Job, Observed, Record};
 use crate::metrics;
 use crate::sender::{OutboundRequest, Sender, Stamp, Timings, headers_for};
 
@@ -112,6 +113,15 @@ pub fn conclude(
     };
     let decided = decide(&job.endpoint.settings, &progress, &verdict, now, jitter);
     let total = ended.since(started);
+    let observed = Observed {
+        outcome: verdict.outcome,
+        started_at: clock.at(started),
+        took: total,
+        timed_out: matches!(result, Err(SendError::Timeout(_))),
+        retry_after: asked_to_wait(&result, &verdict),
+        exhausted: exhausts(decided.decision).then(|| row.first_at.unwrap_or(clock.at(started))),
+        probe: job.probe,
+    };
     log(&job, verdict.outcome, &result, total);
     measure(
         verdict.outcome,
@@ -142,7 +152,25 @@ pub fn conclude(
         }),
         note: note.or(decided.reason.map(str::to_owned)),
         suspect: job.suspect,
+        observed: Some(observed),
     }
+}
+
+/// Whether a ladder ended on failures that may have been the endpoint's, not the delivery's.
+const fn exhausts(decision: Decision) -> bool {
+    matches!(
+        decision,
+        Decision::DeadLetter(DeadLetterClass::Transient | DeadLetterClass::Misconfigured)
+    )
+}
+
+/// How long the whole endpoint is to be left alone: what an overloaded receiver asks for.
+fn asked_to_wait(result: &SendResult, verdict: &Verdict) -> Option<Duration> {
+    let overloaded = |status| matches!(status, 429 | 503);
+    let answer = result.as_ref().ok();
+    answer
+        .filter(|answer| overloaded(answer.status))
+        .and(verdict.retry_after)
 }
 
 fn facts(result: SendResult) -> (Option<u16>, Bytes, Option<String>) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use shared::domain::endpoint::{EndpointSettings, EndpointState};
 use shared::ids::{EndpointId, EndpointKey};
 use shared::policy::signing::Secret;
+use shared::store::endpoint_runtime::Runtime;
 use time::OffsetDateTime;
 
 /// One version of an endpoint. Replaced as a whole when anything about it changes.
@@ -20,6 +21,10 @@ pub struct EndpointConfig {
     pub state: EndpointState,
     /// Limits and backoff.
     pub settings: EndpointSettings,
+    /// Its events with an ordering key go one after the other.
+    pub ordered: bool,
+    /// What was stored of it when this was read: by an owner before, by the API or the statistics.
+    pub runtime: Runtime,
     /// Its secrets, headers or settings cannot be read here: a wrong master key, or a newer program's
     /// row. Nothing is sent and nothing given up; its deliveries wait until it can be read, or expire.
     pub locked: bool,

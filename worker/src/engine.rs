@@ -6,22 +6,25 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use shared::ids::{Epoch, Slot};
-use shared::runtime::clock::{DatabaseClock, boot_time};
+use shared::runtime::clock::{BootTime, DatabaseClock, boot_time};
 use shared::runtime::spawn_driver;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::deliver::{Context, deliver};
 use crate::job::{Job, Record};
-use crate::loader::{Close, Question};
+use crate::loader::{Close, Expire, Question, Revive};
 use crate::recorder::RecordLag;
-use crate::scheduler::{Effect, Input, Now, Scheduler};
+use crate::scheduler::{Effect, Input, Leaving, Now, Scheduler};
 use crate::suspects::Suspects;
+use crate::transitions::Changes;
 
-/// How exact due times are.
+/// How often it is looked around at least.
 const TICK: Duration = Duration::from_millis(20);
+/// How exact due times are.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 /// What is on the wire this long is listed in the heartbeat, and shown as `in_flight`.
 const LISTED_AFTER: Duration = Duration::from_millis(500);
 /// No request starts while an outcome has been waiting this long to be recorded.
@@ -38,7 +41,7 @@ pub struct Engine {
     /// Scans, and closing; room for one of each.
     pub scans: mpsc::Sender<Question>,
     /// Slots to give up; room for all of them.
-    pub releases: mpsc::Sender<Vec<(Slot, Epoch)>>,
+    pub releases: mpsc::Sender<Vec<Leaving>>,
     /// For outcomes without a request; has room for every permit.
     pub records: mpsc::Sender<Record>,
     /// For requests.
@@ -49,25 +52,32 @@ pub struct Engine {
     pub clock: Arc<DatabaseClock>,
     /// What the heartbeat lists.
     pub in_flight: Arc<Mutex<Vec<Uuid>>>,
+    /// When that was written.
+    pub listed_at: BootTime,
     /// Watched.
     pub lag: Arc<RecordLag>,
-    /// Waiting to be closed; one at a time, so that a mass deletion does not delay scans.
-    pub closes: VecDeque<Close>,
+    /// Rows to close, to end or to make live again; one at a time, so that a mass deletion does not delay
+    /// scans. At most a few per endpoint.
+    pub chores: VecDeque<Question>,
     /// One is under way.
-    pub closing: bool,
+    pub chore_out: bool,
+    /// What changed about endpoints, to be stored and told.
+    pub changes: Arc<Changes>,
 }
 
 impl Engine {
     /// Runs until `drain` was asked for and everything is recorded and handed over, or until `stop`.
     pub async fn run(mut self, drain: CancellationToken, stop: CancellationToken) {
         let mut inputs = Vec::with_capacity(256);
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut draining = false;
+        let mut next = Instant::now();
         loop {
             tokio::select! {
                 count = self.inputs.recv_many(&mut inputs, 256) => if count == 0 { return },
-                _ = tick.tick() => self.tick(&mut inputs),
+                () = tokio::time::sleep_until(next) => {
+                    self.tick(&mut inputs);
+                    next = Instant::now() + TICK;
+                }
                 () = drain.cancelled(), if !draining => {
                     draining = true;
                     inputs.push(Input::Drain);
@@ -75,6 +85,7 @@ impl Engine {
                 () = stop.cancelled() => return,
             }
             self.turn(&mut inputs);
+            next = next.min(Instant::now() + self.pause());
             if draining && self.scheduler.sent() == 0 && self.scheduler.owned() == 0 {
                 tracing::debug!("the engine has drained");
                 return;
@@ -82,11 +93,15 @@ impl Engine {
         }
     }
 
-    fn tick(&self, inputs: &mut Vec<Input>) {
+    fn tick(&mut self, inputs: &mut Vec<Input>) {
         inputs.push(Input::RecordingBehind(self.lag.lag() > MOST_RECORD_LAG));
         inputs.push(Input::Tick);
-        let listed_before =
-            shared::runtime::clock::BootTime(boot_time().0.saturating_sub(LISTED_AFTER));
+        let now = boot_time();
+        if now.since(self.listed_at) < TICK {
+            return;
+        }
+        self.listed_at = now;
+        let listed_before = BootTime(now.0.saturating_sub(LISTED_AFTER));
         if let Ok(mut listed) = self.in_flight.lock() {
             *listed = self.scheduler.in_flight_since(listed_before);
         }
@@ -99,15 +114,15 @@ impl Engine {
             database: self.clock.at(boot),
         };
         for input in inputs.drain(..) {
-            if matches!(input, Input::Closed { .. }) {
-                self.closing = false;
+            if is_chore_done(&input) {
+                self.chore_out = false;
             }
             self.scheduler.handle(input, now);
         }
         for effect in self.scheduler.effects(now) {
             self.execute(effect);
         }
-        self.close_next();
+        self.next_chore();
     }
 
     fn execute(&mut self, effect: Effect) {
@@ -127,14 +142,36 @@ impl Engine {
                 endpoint,
                 reason,
                 except,
-            } => {
-                self.closes.push_back(Close {
-                    owner,
-                    endpoint,
-                    reason,
-                    except,
-                });
-            }
+            } => self.chores.push_back(Question::Close(Close {
+                owner,
+                endpoint,
+                reason,
+                except,
+            })),
+            Effect::Expire {
+                owner,
+                endpoint,
+                older_than,
+                except,
+            } => self.chores.push_back(Question::Expire(Expire {
+                owner,
+                endpoint,
+                older_than,
+                except,
+            })),
+            Effect::Revive {
+                owner,
+                endpoint,
+                window,
+                count,
+            } => self.chores.push_front(Question::Revive(Revive {
+                owner,
+                endpoint,
+                window,
+                count,
+            })),
+            Effect::FindOutages(slots) => self.chores.push_front(Question::Outages(slots)),
+            Effect::Change(change) => self.changes.put(*change),
             Effect::Release(slots) => {
                 if self.releases.try_send(slots).is_err() {
                     tracing::error!("slots could not be handed over; their lease will run out");
@@ -152,15 +189,36 @@ impl Engine {
         }
     }
 
-    fn close_next(&mut self) {
-        if self.closing {
+    fn next_chore(&mut self) {
+        if self.chore_out {
             return;
         }
-        if let Some(close) = self.closes.pop_front() {
-            self.closing = true;
-            ask(&self.scans, Question::Close(close));
+        if let Some(chore) = self.chores.pop_front() {
+            self.chore_out = true;
+            ask(&self.scans, chore);
         }
     }
+
+    /// Until what is due next, at most a tick.
+    fn pause(&self) -> Duration {
+        let now = self.clock.now();
+        self.scheduler.next_due().map_or(TICK, |due| {
+            Duration::try_from(due - now)
+                .unwrap_or_default()
+                .clamp(SHORTEST_PAUSE, TICK)
+        })
+    }
+}
+
+/// The answer to a chore: the next one may be asked.
+const fn is_chore_done(input: &Input) -> bool {
+    matches!(
+        input,
+        Input::Closed { .. }
+            | Input::Revived { .. }
+            | Input::Expired { .. }
+            | Input::Outages { .. }
+    )
 }
 
 fn ask(questions: &mpsc::Sender<Question>, question: Question) {

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use shared::domain::attempt::Outcome;
@@ -29,6 +30,8 @@ pub struct LiveRow {
     pub attempts_charged: u16,
     /// Why it exists.
     pub kind: Kind,
+    /// When its first attempt started, if one was made.
+    pub first_at: Option<OffsetDateTime>,
     /// `None` when the event is gone, which is our fault: class *internal*.
     pub event: Option<Arc<EventData>>,
 }
@@ -75,6 +78,8 @@ pub struct Job {
     pub loaded_at: BootTime,
     /// It was in flight when a worker died: the death is charged to it before it is sent.
     pub suspect: bool,
+    /// It asks whether the endpoint is back: its breaker is open.
+    pub probe: bool,
     /// The lease as it was when admitted: the request does not start later than this.
     pub start_before: BootTime,
 }
@@ -106,6 +111,27 @@ pub struct Record {
     pub note: Option<String>,
     /// See [`Job::suspect`]: cleared of suspicion once this is recorded.
     pub suspect: bool,
+    /// What the request says about its endpoint, if one was made.
+    pub observed: Option<Observed>,
+}
+
+/// What one request says about its endpoint: for breaker, limits and recovery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Observed {
+    /// What happened.
+    pub outcome: Outcome,
+    /// When it started; estimated database time.
+    pub started_at: OffsetDateTime,
+    /// How long it took.
+    pub took: Duration,
+    /// It ended at its deadline.
+    pub timed_out: bool,
+    /// How long the receiver asks to be left alone (429 and 503 only).
+    pub retry_after: Option<Duration>,
+    /// It exhausted the delivery's ladder, which began at this instant.
+    pub exhausted: Option<OffsetDateTime>,
+    /// See [`Job::probe`].
+    pub probe: bool,
 }
 
 /// The facts of one HTTP request.

@@ -12,17 +12,19 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use shared::ids::{Epoch, Incarnation, SLOT_COUNT, Slot};
+use shared::ids::{Incarnation, SLOT_COUNT, Slot};
 use shared::runtime::clock::{DatabaseClock, boot_time};
 use shared::runtime::{budgets, jitter};
 use shared::store::pool::within;
+use shared::store::slots::Handed;
 use shared::store::{Database, Role, Session, StoreError, slots};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use crate::admission::TakeOver;
 use crate::metrics;
-use crate::scheduler::Input;
+use crate::scheduler::{Input, Leaving, Taken};
 use crate::tenure::{Balance, Tenure};
 
 /// One statement of the lease; short, so that a hung connection is replaced while the lease lives.
@@ -52,7 +54,7 @@ pub struct Lease {
     /// To the engine.
     pub engine: mpsc::Sender<Input>,
     /// Slots that the engine gives up; nothing of them is on the wire.
-    pub releases: mpsc::Receiver<Vec<(Slot, Epoch)>>,
+    pub releases: mpsc::Receiver<Vec<Leaving>>,
     /// Deliveries on the wire for a while, kept by the engine.
     pub in_flight: Arc<Mutex<Vec<Uuid>>>,
     /// What is owned, for the others.
@@ -252,14 +254,17 @@ impl Lease {
             return Ok(());
         }
         let slots: Vec<_> = taken.iter().map(|it| (it.slot, it.epoch)).collect();
+        let unclean = taken.iter().filter(|it| !it.clean).count();
         let suspects = within(STATEMENT_BUDGET, slots::suspects(session)).await?;
         tracing::info!(
             slots = slots.len(),
+            unclean,
             suspects = suspects.len(),
             "slots were taken"
         );
         tenure.took(&slots);
         self.publish(tenure);
+        let slots = taken.iter().map(taken_over).collect();
         self.tell(Input::Acquired { slots, suspects }).await;
         Ok(())
     }
@@ -285,7 +290,11 @@ impl Lease {
             () = drain.cancelled(), if !draining => {}
             slots = self.releases.recv() => {
                 // None: the engine has drained and ended. Nothing is on the wire, so all may go.
-                let all = || tenure.held().iter().map(|(slot, epoch)| (*slot, *epoch)).collect();
+                let all = || tenure.held().iter().map(|(slot, epoch)| Leaving {
+                    slot: *slot,
+                    epoch: *epoch,
+                    endpoints: Vec::new(),
+                }).collect();
                 let slots = slots.unwrap_or_else(all);
                 self.release(session, incarnation, tenure, slots).await;
             }
@@ -297,10 +306,12 @@ impl Lease {
         session: &mut Session,
         incarnation: Incarnation,
         tenure: &mut Tenure,
-        leaving: Vec<(Slot, Epoch)>,
+        leaving: Vec<Leaving>,
     ) {
-        let leaving = tenure.still_held(leaving);
-        let releasing = slots::release(session, incarnation, &leaving, &[]);
+        let endpoints: Vec<Handed> = leaving.iter().flat_map(handed_over).collect();
+        let slots = leaving.iter().map(|it| (it.slot, it.epoch)).collect();
+        let leaving = tenure.still_held(slots);
+        let releasing = slots::release(session, incarnation, &leaving, &endpoints);
         match within(STATEMENT_BUDGET, releasing).await {
             Ok(_) => announce(session).await,
             // Whether they are still ours is seen at the next renewal, which then takes them anew.
@@ -334,6 +345,28 @@ async fn announce(session: &Session) {
     {
         tracing::debug!(%error, "the other workers could not be told");
     }
+}
+
+fn taken_over(taken: &slots::Taken) -> Taken {
+    Taken {
+        slot: taken.slot,
+        how: TakeOver {
+            epoch: taken.epoch,
+            clean: taken.clean,
+            emptied_at: taken.emptied_at,
+        },
+    }
+}
+
+fn handed_over(leaving: &Leaving) -> impl Iterator<Item = Handed> {
+    leaving.endpoints.iter().map(|endpoint| Handed {
+        endpoint: endpoint.endpoint,
+        slot: leaving.slot,
+        epoch: leaving.epoch,
+        tenant: endpoint.tenant,
+        tat: endpoint.bucket,
+        parked_until: endpoint.parked_until,
+    })
 }
 
 fn gauge(count: usize) -> i64 {

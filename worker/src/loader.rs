@@ -5,22 +5,26 @@
 //! (the fast path). A question that cannot be answered is answered with its failure; the scheduler asks
 //! again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use shared::domain::attempt::Outcome;
 use shared::domain::endpoint::{EndpointSettings, EndpointState};
-use shared::ids::{EndpointKey, Epoch, Slot};
+use shared::ids::{EndpointKey, Epoch, Slot, lower_bound, new_v7};
 use shared::policy::signing::Secret;
 use shared::runtime::clock::{DatabaseClock, boot_time};
 use shared::runtime::jitter;
 use shared::sealing::MasterKeys;
 use shared::store::endpoint_configs::{self, StoredEndpoint};
+use shared::store::endpoint_runtime::{self, Recovery, Runtime};
 use shared::store::pool::within;
 use shared::store::queue::{self, Row, Statements, Want};
-use shared::store::{Database, Role, Session, StoreError};
+use shared::store::{Database, Role, Session, StoreError, recovery};
+use time::OffsetDateTime;
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use crate::endpoint_config::{EndpointConfig, SharedConfig, SigningSecret, Target};
 use crate::job::{EventData, LiveRow, Ownership};
@@ -32,6 +36,11 @@ const STATEMENT_BUDGET: Duration = Duration::from_secs(8);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// How far back the attempts before a take-over matter: a run of failures that is older says little.
+const HISTORY: Duration = Duration::from_secs(2 * 86_400);
+/// More than any threshold of a breaker.
+const HISTORY_ATTEMPTS: i64 = 50;
+
 /// A question of the scheduler.
 #[derive(Debug)]
 pub enum Question {
@@ -41,6 +50,12 @@ pub enum Question {
     Load(Vec<LoadRequest>),
     /// Close live rows of an endpoint.
     Close(Close),
+    /// Make dead letters live again.
+    Revive(Revive),
+    /// End live rows that are too old.
+    Expire(Expire),
+    /// Which endpoints of these slots were left in an outage that nobody stored?
+    Outages(Vec<(Slot, Epoch)>),
 }
 
 /// See [`crate::scheduler::Effect::Close`].
@@ -52,6 +67,32 @@ pub struct Close {
     pub endpoint: EndpointKey,
     /// Why.
     pub reason: shared::domain::delivery::CloseReason,
+    /// On the wire.
+    pub except: Vec<uuid::Uuid>,
+}
+
+/// See [`crate::scheduler::Effect::Revive`].
+#[derive(Debug)]
+pub struct Revive {
+    /// The fence.
+    pub owner: Ownership,
+    /// Whose dead letters.
+    pub endpoint: EndpointKey,
+    /// When they died.
+    pub window: Recovery,
+    /// At most so many.
+    pub count: usize,
+}
+
+/// See [`crate::scheduler::Effect::Expire`].
+#[derive(Debug)]
+pub struct Expire {
+    /// The fence.
+    pub owner: Ownership,
+    /// Whose rows.
+    pub endpoint: EndpointKey,
+    /// Made before this.
+    pub older_than: time::OffsetDateTime,
     /// On the wire.
     pub except: Vec<uuid::Uuid>,
 }
@@ -112,6 +153,9 @@ impl Loader {
             Question::Scan(slots) => scan(session, sql, slots).await,
             Question::Load(requests) => self.load(session, sql, requests).await,
             Question::Close(close) => close_rows(session, sql, close).await,
+            Question::Revive(revive) => self.revive(session, revive).await,
+            Question::Expire(expire) => self.expire(session, expire).await,
+            Question::Outages(slots) => self.outages(session, slots).await,
         }
     }
 
@@ -134,12 +178,97 @@ impl Loader {
                 within(STATEMENT_BUDGET, endpoint_configs::read(session, &unknown)).await?;
             self.open_all(&unknown, stored)
         };
-        let wants: Vec<Want> = requests.iter().map(want).collect();
+        let wants = wants(requests);
         let now = self.clock.now();
         let (ready, retry) =
             within(STATEMENT_BUDGET, queue::load(session, sql, &wants, now)).await?;
-        let rows = (ready, retry);
-        Ok(Input::Loaded(answers(requests, configs, rows, now)))
+        let history = self.history(session, requests, now).await?;
+        let known = Known { configs, history };
+        Ok(Input::Loaded(answers(requests, known, (ready, retry), now)))
+    }
+
+    /// The last attempts of endpoints that fail under a new owner.
+    async fn history(
+        &self,
+        session: &Session,
+        requests: &[LoadRequest],
+        now: OffsetDateTime,
+    ) -> Result<HashMap<EndpointKey, Vec<(Outcome, OffsetDateTime)>>, StoreError> {
+        let asked: Vec<EndpointKey> = requests
+            .iter()
+            .filter(|request| request.history)
+            .map(|request| request.endpoint)
+            .collect();
+        if asked.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let reading = endpoint_runtime::history(session, &asked, now - HISTORY, HISTORY_ATTEMPTS);
+        let found = within(STATEMENT_BUDGET, reading).await?;
+        let mut history: HashMap<_, _> = asked.iter().map(|key| (*key, Vec::new())).collect();
+        history.extend(found);
+        Ok(history)
+    }
+
+    async fn revive(&self, session: &mut Session, revive: &Revive) -> Result<Input, StoreError> {
+        let owner = revive.owner;
+        let now = self.clock.now();
+        let ids: Vec<Uuid> = std::iter::repeat_with(|| new_v7(now))
+            .take(revive.count)
+            .collect();
+        let what = recovery::Revive {
+            window: revive.window,
+            ids: &ids,
+        };
+        let fence = (owner.incarnation, owner.slot, owner.epoch);
+        let reviving = recovery::revive(session, fence, revive.endpoint, what);
+        let deliveries = match within(STATEMENT_BUDGET, reviving).await {
+            Ok(deliveries) => Some(deliveries),
+            Err(StoreError::NotOwner) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Input::Revived {
+            slot: owner.slot,
+            epoch: owner.epoch,
+            endpoint: revive.endpoint,
+            deliveries,
+        })
+    }
+
+    async fn expire(&self, session: &Session, expire: &Expire) -> Result<Input, StoreError> {
+        let owner = expire.owner;
+        let fence = (owner.incarnation, owner.slot, owner.epoch);
+        let age = (lower_bound(expire.older_than), self.clock.now());
+        let expiring = queue::expire(session, fence, expire.endpoint, age, &expire.except);
+        let more = match within(STATEMENT_BUDGET, expiring).await {
+            Ok(expired) => expired > 0,
+            Err(StoreError::NotOwner) => false,
+            Err(error) => return Err(error),
+        };
+        Ok(Input::Expired {
+            slot: owner.slot,
+            epoch: owner.epoch,
+            endpoint: expire.endpoint,
+            more,
+        })
+    }
+
+    async fn outages(
+        &self,
+        session: &Session,
+        slots: &[(Slot, Epoch)],
+    ) -> Result<Input, StoreError> {
+        let numbers: Vec<Slot> = slots.iter().map(|(slot, _)| *slot).collect();
+        let since = self.clock.now() - HISTORY;
+        let found = within(
+            STATEMENT_BUDGET,
+            recovery::outages(session, &numbers, since),
+        )
+        .await?;
+        let found = found.into_iter().map(|it| (it.0, it.1, it.2)).collect();
+        Ok(Input::Outages {
+            slots: slots.to_vec(),
+            found: Some(found),
+        })
     }
 
     /// Opens what is sealed. An endpoint whose secrets cannot be opened is locked: its deliveries wait,
@@ -162,13 +291,23 @@ impl Loader {
     }
 }
 
-/// Gives each request its rows and its configuration. Pure; `tests/model` answers with it as well.
+/// What was read beside rows.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// Of endpoints whose configuration was asked for.
+    pub configs: HashMap<EndpointKey, SharedConfig>,
+    /// Of endpoints whose last attempts were.
+    pub history: HashMap<EndpointKey, Vec<(Outcome, OffsetDateTime)>>,
+}
+
+/// Gives each request its rows and what is known of its endpoint. Pure; `tests/model` answers with it as
+/// well. Rows say which of [`wants`] they answer.
 #[must_use]
 pub fn answers(
     requests: &[LoadRequest],
-    mut configs: HashMap<EndpointKey, SharedConfig>,
+    mut known: Known,
     (ready, retry): (Vec<Row>, Vec<Row>),
-    now: time::OffsetDateTime,
+    now: OffsetDateTime,
 ) -> Vec<LoadedEndpoint> {
     let mut results: Vec<LoadedEndpoint> = requests
         .iter()
@@ -178,14 +317,34 @@ pub fn answers(
             endpoint: request.endpoint,
             rows: Vec::new(),
             more_ready: false,
+            fresh: Vec::new(),
+            more_fresh: false,
             retries_read: request.retry_limit > 0,
             next_due: None,
-            config: configs.remove(&request.endpoint),
+            config: known.configs.remove(&request.endpoint),
+            history: known.history.remove(&request.endpoint),
         })
         .collect();
     hand_out_retries(&mut results, requests, retry, now);
     hand_out_ready(&mut results, requests, ready);
     results
+}
+
+/// What to ask the store for: one entry per request, in their order, then those for what came in since an
+/// outage ended.
+#[must_use]
+pub fn wants(requests: &[LoadRequest]) -> Vec<Want> {
+    let fresh = requests.iter().filter_map(|request| {
+        let (cursor, limit) = request.fresh?;
+        Some(Want {
+            slot: request.slot,
+            endpoint: request.endpoint,
+            cursor,
+            ready_limit: rows(limit),
+            retry_limit: 0,
+        })
+    });
+    requests.iter().map(want).chain(fresh).collect()
 }
 
 async fn scan(
@@ -196,14 +355,33 @@ async fn scan(
     let numbers: Vec<Slot> = slots.iter().map(|(slot, _)| *slot).collect();
     let started = boot_time();
     let waiting = within(STATEMENT_BUDGET, queue::scan(session, sql, &numbers)).await?;
-    let found = waiting.into_iter().map(|waiting| Found {
-        slot: waiting.slot,
-        endpoint: waiting.endpoint,
-        tenant: waiting.tenant,
-        ready: waiting.ready,
-        next_due: waiting.next_due,
-    });
-    let found = found.collect();
+    let awake = within(STATEMENT_BUDGET, endpoint_runtime::awake(session, &numbers)).await?;
+    let mut found: BTreeMap<EndpointKey, Found> = waiting
+        .into_iter()
+        .map(|waiting| {
+            let found = Found {
+                slot: waiting.slot,
+                endpoint: waiting.endpoint,
+                tenant: waiting.tenant,
+                ready: waiting.ready,
+                next_due: waiting.next_due,
+                awake: false,
+            };
+            (found.endpoint, found)
+        })
+        .collect();
+    for (slot, endpoint, tenant) in awake {
+        let new = Found {
+            slot,
+            endpoint,
+            tenant,
+            ready: false,
+            next_due: None,
+            awake: false,
+        };
+        found.entry(endpoint).or_insert(new).awake = true;
+    }
+    let found = found.into_values().collect();
     Ok(Input::Scanned {
         slots: slots.to_vec(),
         found,
@@ -245,30 +423,62 @@ pub fn failure(question: Question) -> Input {
             endpoint: close.endpoint,
             more: true,
         },
+        Question::Revive(revive) => Input::Revived {
+            slot: revive.owner.slot,
+            epoch: revive.owner.epoch,
+            endpoint: revive.endpoint,
+            deliveries: None,
+        },
+        // The next sweep asks again.
+        Question::Expire(expire) => Input::Expired {
+            slot: expire.owner.slot,
+            epoch: expire.owner.epoch,
+            endpoint: expire.endpoint,
+            more: false,
+        },
+        Question::Outages(slots) => Input::Outages { slots, found: None },
     }
 }
 
+fn rows(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
 fn want(request: &LoadRequest) -> Want {
-    let limit = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
     Want {
         slot: request.slot,
         endpoint: request.endpoint,
         cursor: request.cursor,
-        ready_limit: limit(request.ready_limit),
-        retry_limit: limit(request.retry_limit),
+        ready_limit: rows(request.ready_limit),
+        retry_limit: rows(request.retry_limit),
     }
 }
 
 fn hand_out_ready(results: &mut [LoadedEndpoint], requests: &[LoadRequest], rows: Vec<Row>) {
-    let mut counts = vec![0_usize; requests.len()];
+    let with_fresh: Vec<usize> = (0..requests.len())
+        .filter(|index| requests.get(*index).is_some_and(|it| it.fresh.is_some()))
+        .collect();
+    let mut counts = vec![(0_usize, 0_usize); requests.len()];
     for row in rows {
-        if let (Some(result), Some(count)) = (results.get_mut(row.want), counts.get_mut(row.want)) {
-            *count += 1;
+        let fresh = row
+            .want
+            .checked_sub(requests.len())
+            .and_then(|index| with_fresh.get(index));
+        let index = fresh.copied().unwrap_or(row.want);
+        let (Some(result), Some(count)) = (results.get_mut(index), counts.get_mut(index)) else {
+            continue;
+        };
+        if fresh.is_some() {
+            count.1 += 1;
+            result.fresh.push(live(row));
+        } else {
+            count.0 += 1;
             result.rows.push(live(row));
         }
     }
-    for ((result, request), count) in results.iter_mut().zip(requests).zip(counts) {
+    for ((result, request), (count, fresh)) in results.iter_mut().zip(requests).zip(counts) {
         result.more_ready = request.ready_limit > 0 && count >= request.ready_limit;
+        result.more_fresh = request.fresh.is_some_and(|(_, limit)| fresh >= limit);
     }
 }
 
@@ -276,7 +486,7 @@ fn hand_out_retries(
     results: &mut [LoadedEndpoint],
     requests: &[LoadRequest],
     rows: Vec<Row>,
-    now: time::OffsetDateTime,
+    now: OffsetDateTime,
 ) {
     let mut counts = vec![0_usize; requests.len()];
     for row in rows {
@@ -315,6 +525,7 @@ fn live(row: Row) -> LiveRow {
         attempts_made: row.attempts_made,
         attempts_charged: row.attempts_charged,
         kind: row.kind,
+        first_at: row.first_at,
         event,
     }
 }
@@ -348,6 +559,8 @@ fn open(keys: &MasterKeys, stored: &StoredEndpoint) -> Result<EndpointConfig, St
         version: stored.version,
         state: stored.state,
         settings: stored.settings.clone()?,
+        ordered: stored.ordered,
+        runtime: stored.runtime.clone(),
         locked: false,
         target: Target {
             url: reqwest::Url::parse(&stored.url).ok(),
@@ -364,6 +577,8 @@ fn locked(stored: &StoredEndpoint) -> EndpointConfig {
         version: stored.version,
         state: stored.state,
         settings: stored.settings.clone().unwrap_or_default(),
+        ordered: stored.ordered,
+        runtime: stored.runtime.clone(),
         locked: true,
         target: no_target(),
     }
@@ -385,6 +600,8 @@ fn vanished(key: EndpointKey) -> EndpointConfig {
         version: 0,
         state: EndpointState::Deleted,
         settings: EndpointSettings::default(),
+        ordered: false,
+        runtime: Runtime::default(),
         locked: false,
         target: no_target(),
     }

@@ -58,6 +58,28 @@ pub(crate) static DEAD_LETTERS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     ))
 });
 
+/// Turns of endpoints that had to wait.
+pub(crate) static DEFERRED: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    valid(IntCounterVec::new(
+        Opts::new(
+            "postrider_deferred_total",
+            "Turns at which an endpoint could not send, by reason",
+        ),
+        &["reason"],
+    ))
+});
+
+/// Breakers that changed their state.
+pub(crate) static BREAKER_TRANSITIONS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    valid(IntCounterVec::new(
+        Opts::new(
+            "postrider_breaker_transitions_total",
+            "Circuit breakers of endpoints that changed their state, by the new one",
+        ),
+        &["to"],
+    ))
+});
+
 /// Slots.
 pub(crate) static SLOTS: LazyLock<IntGaugeVec> = LazyLock::new(|| {
     let opts = Opts::new(
@@ -88,6 +110,8 @@ pub(crate) fn register() {
     telemetry::register(ATTEMPT_SECONDS.clone());
     telemetry::register(DELIVERY_LAG.clone());
     telemetry::register(DEAD_LETTERS.clone());
+    telemetry::register(DEFERRED.clone());
+    telemetry::register(BREAKER_TRANSITIONS.clone());
     telemetry::register(SLOTS.clone());
     telemetry::register(LEASE_LOST.clone());
     telemetry::register(RECORD_SECONDS.clone());

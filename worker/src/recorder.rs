@@ -333,6 +333,8 @@ fn acknowledged(record: &Record) -> Recorded {
         endpoint: record.endpoint,
         delivery: record.delivery,
         next_due,
+        observed: record.observed,
+        dead: matches!(record.decision, Decision::DeadLetter(_)),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use shared::runtime::clock::DatabaseClock;
+use shared::runtime::clock::{BootTime, DatabaseClock};
 use shared::runtime::telemetry::MetricsServer;
 use shared::runtime::{Supervisor, budgets, spawn_driver};
 use shared::store::{Database, migrate};
@@ -31,6 +31,7 @@ use crate::recorder::{RecordLag, Recorder};
 use crate::scheduler::{Input, Scheduler, SchedulerSettings};
 use crate::sender::{Sender, SenderSettings};
 use crate::suspects::Suspects;
+use crate::transitions::Changes;
 
 /// Inputs that may wait for the engine; senders wait when it is full.
 const INPUTS: usize = 4_096;
@@ -190,6 +191,7 @@ impl Parts {
             clock: Arc::clone(&self.clock),
             records: records.clone(),
         };
+        let changes = Arc::new(Changes::default());
         let engine = Engine {
             scheduler: Scheduler::new(scheduler_settings(config)),
             inputs: self.inputs,
@@ -205,8 +207,10 @@ impl Parts {
             clock: self.clock,
             in_flight,
             lag,
-            closes: VecDeque::new(),
-            closing: false,
+            listed_at: BootTime(Duration::ZERO),
+            chores: VecDeque::new(),
+            chore_out: false,
+            changes,
         };
         core.spawn(named("engine", engine.run(drain.clone(), stop.clone())));
         core

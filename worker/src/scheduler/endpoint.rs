@@ -7,15 +7,16 @@
 //!   load under way per endpoint, so this is exact. Without it a healthy worker sends twice.
 //! - Every way in (hint, scan, retry timer) ends in [`Endpoint::insert_if_absent`].
 
-use std::collections::VecDeque;
-
 use shared::domain::endpoint::EndpointState;
-use shared::ids::{EndpointKey, Slot, TenantKey};
+use shared::ids::{EndpointKey, Slot, TenantKey, lower_bound};
 use shared::runtime::clock::BootTime;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{LoadedEndpoint, Now, Set};
+use super::lanes::{Lane, Lanes, Loaded};
+use super::share::Pace;
+use super::{LoadRequest, LoadedEndpoint, Now, Set};
+use crate::admission::{Admission, Gate};
 use crate::endpoint_config::SharedConfig;
 use crate::job::LiveRow;
 
@@ -28,6 +29,15 @@ pub(super) const CURSOR_TRAIL_MS: u128 = 1_000;
 /// Payload bytes in memory for one endpoint, beyond what is on the wire.
 const MOST_BYTES_AHEAD: usize = 256 << 10;
 
+/// What came in since an outage ended, beside the backlog that it left: loaded from its own cursor, so
+/// that a new event does not wait for the backlog's end.
+#[derive(Debug)]
+struct Fresh {
+    from: Uuid,
+    cursor: Uuid,
+    more: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) key: EndpointKey,
@@ -36,15 +46,33 @@ pub(super) struct Endpoint {
     pub(super) config: Option<SharedConfig>,
     /// The configuration changed, or was never read: nothing is sent until it has been.
     pub(super) config_stale: bool,
-    /// Loaded and waiting for a turn, oldest first.
-    pub(super) queue: VecDeque<(LiveRow, BootTime)>,
+    /// Whether it may send; known once its configuration is.
+    pub(super) gate: Option<Gate>,
+    /// Loaded and waiting for a turn.
+    pub(super) lanes: Lanes,
     pub(super) known: Set<Uuid>,
     tombstones: Set<Uuid>,
     /// Sent and not yet recorded.
     pub(super) in_flight: usize,
+    /// Of these, replays.
+    pub(super) replays_in_flight: usize,
+    /// How fast it answers, and which share its permits are counted in.
+    pub(super) pace: Pace,
+    pub(super) counted_slow: bool,
+    /// Dead letters that were made live again and have not been tried yet.
+    pub(super) revived: Set<Uuid>,
+    /// A question about it is out: dead letters to make live, rows that are too old.
+    pub(super) reviving: bool,
+    pub(super) expiring: bool,
+    /// Its probe is due and there was nothing to probe with.
+    pub(super) nothing_to_probe: bool,
+    /// It has dead letters of an outage whose owner died before its breaker was stored as open.
+    pub(super) outage: bool,
+    pub(super) told: Told,
     /// `ready` rows up to here have been loaded; nil: start from the beginning.
     cursor: Uuid,
     pub(super) more_ready: bool,
+    fresh: Option<Fresh>,
     /// The earliest retry that is known of.
     pub(super) next_due: Option<OffsetDateTime>,
     pub(super) load_out: bool,
@@ -64,6 +92,14 @@ pub(super) struct Endpoint {
     pub(super) last_active: BootTime,
 }
 
+/// When something was last said about an endpoint, so that it is not said with every attempt.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub(super) dead_letter: Option<OffsetDateTime>,
+    pub(super) misconfigured: Option<OffsetDateTime>,
+    pub(super) disabling: Option<OffsetDateTime>,
+}
+
 impl Endpoint {
     pub(super) fn new(key: EndpointKey, slot: Slot, tenant: TenantKey, now: BootTime) -> Self {
         Self {
@@ -72,12 +108,24 @@ impl Endpoint {
             tenant,
             config: None,
             config_stale: true,
-            queue: VecDeque::new(),
+            gate: None,
+            lanes: Lanes::default(),
             known: Set::default(),
             tombstones: Set::default(),
             in_flight: 0,
+            replays_in_flight: 0,
+            pace: Pace::default(),
+            // Not known to be quick.
+            counted_slow: true,
+            revived: Set::default(),
+            reviving: false,
+            expiring: false,
+            nothing_to_probe: false,
+            outage: false,
+            told: Told::default(),
             cursor: Uuid::nil(),
             more_ready: false,
+            fresh: None,
             next_due: None,
             load_out: false,
             config_asked: false,
@@ -96,6 +144,10 @@ impl Endpoint {
     /// There may be `ready` rows behind the cursor.
     pub(super) fn hinted(&mut self) {
         self.more_ready = true;
+        self.nothing_to_probe = false;
+        if let Some(fresh) = &mut self.fresh {
+            fresh.more = true;
+        }
         self.hinted_during_load |= self.load_out;
     }
 
@@ -104,6 +156,9 @@ impl Endpoint {
         if ready {
             self.cursor = Uuid::nil();
             self.rewound_during_load |= self.load_out;
+            if let Some(fresh) = &mut self.fresh {
+                fresh.cursor = fresh.from;
+            }
             self.hinted();
         }
         self.due(next_due);
@@ -123,10 +178,29 @@ impl Endpoint {
         self.stale_during_load |= self.load_out;
     }
 
-    pub(super) fn limit(&self) -> usize {
+    fn limit(&self) -> usize {
         self.config
             .as_ref()
             .map_or(10, |config| usize::from(config.settings.max_in_flight))
+    }
+
+    /// Replays hold at most half of what the endpoint may have on the wire, and at least one.
+    pub(super) fn replays_allowed(&self) -> bool {
+        let (Some(gate), Some(config)) = (&self.gate, &self.config) else {
+            return false;
+        };
+        gate.allows_replay(config, self.replays_in_flight)
+    }
+
+    /// Asks the gate for one more request; `None` while it is not known.
+    pub(super) fn admission(&self, now: Now) -> Option<Admission> {
+        let config = self.config.as_ref().filter(|_| !self.config_stale)?;
+        let gate = self.gate.as_ref()?;
+        Some(gate.admit(config, self.in_flight, now.database))
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.gate.as_ref().is_some_and(Gate::is_open)
     }
 
     pub(super) fn enabled(&self) -> bool {
@@ -141,24 +215,41 @@ impl Endpoint {
         self.next_due.is_some_and(|due| due <= now)
     }
 
-    /// Whether a load would help now. Rows are loaded on demand, at most twice the limit ahead.
-    pub(super) fn wants_load(&self, boot: BootTime, now: OffsetDateTime) -> bool {
-        if self.load_out || boot < self.load_not_before {
+    /// Whether a load would help now. Rows are loaded on demand, at most twice the limit ahead; behind an
+    /// open breaker none are, until its probe is due.
+    pub(super) fn wants_load(&self, now: Now) -> bool {
+        if self.load_out || now.boot < self.load_not_before {
             return false;
         }
-        if self.config_stale {
+        if self.config_stale || self.wants_history() {
             return true;
         }
+        let has_rows = self.more_ready
+            || self.retry_due(now.database)
+            || self.fresh.as_ref().is_some_and(|fresh| fresh.more);
         self.enabled()
             && !self.closing
-            && self.queue.len() < self.ahead()
-            && (self.more_ready || self.retry_due(now))
+            && has_rows
+            && if self.is_open() {
+                self.known.is_empty() && self.probe_due(now)
+            } else {
+                self.lanes.len() < self.ahead()
+            }
+    }
+
+    pub(super) fn wants_history(&self) -> bool {
+        self.gate.as_ref().is_some_and(Gate::wants_history)
+    }
+
+    /// Whether its breaker would let a probe through.
+    pub(super) fn probe_due(&self, now: Now) -> bool {
+        self.is_open() && self.admission(now) == Some(Admission::Probe)
     }
 
     /// How many rows are worth having in memory ahead of their turn: the limit, less of large payloads,
     /// so that a stuck endpoint does not fill the memory that all share (O1).
     fn ahead(&self) -> usize {
-        let (row, _) = match self.queue.front() {
+        let (row, _) = match self.lanes.iter().next() {
             Some(front) => front,
             None => return self.limit(),
         };
@@ -166,19 +257,56 @@ impl Endpoint {
         self.limit().min(MOST_BYTES_AHEAD / payload.max(1)).max(1)
     }
 
-    /// The cursor to load from, how many new rows to ask for, and how many known ones will come with them.
-    pub(super) fn load_from(&self) -> (Uuid, usize, usize) {
-        let wanted = (2 * self.ahead()).saturating_sub(self.queue.len());
-        let trail = CURSOR_TRAIL_MS << 80;
-        let cursor = Uuid::from_u128(self.cursor.as_u128().saturating_sub(trail));
-        (cursor, wanted, self.known.len())
+    /// How many new rows to ask for, whatever the lane.
+    pub(super) fn wanted(&self) -> usize {
+        if self.is_open() {
+            return usize::from(self.known.is_empty());
+        }
+        (2 * self.ahead()).saturating_sub(self.lanes.len())
     }
 
-    /// Takes in the result of a load. Returns the rows that were not known.
+    /// What to ask for: at most `most` new rows of each kind. Known rows come back with the rest, and
+    /// must not use up the limit.
+    pub(super) fn ask(&mut self, most: usize, request: LoadRequest, now: Now) -> LoadRequest {
+        self.load_out = true;
+        self.config_asked = self.config_stale;
+        let limit = most.min(self.wanted()) + self.known.len();
+        let trail =
+            |cursor: Uuid| Uuid::from_u128(cursor.as_u128().saturating_sub(CURSOR_TRAIL_MS << 80));
+        LoadRequest {
+            cursor: trail(self.cursor),
+            ready_limit: if self.more_ready { limit } else { 0 },
+            fresh: self
+                .fresh
+                .as_ref()
+                .filter(|fresh| fresh.more)
+                .map(|fresh| (trail(fresh.cursor).max(fresh.from), limit)),
+            retry_limit: if self.retry_due(now.database) {
+                limit
+            } else {
+                0
+            },
+            config: self.config_stale,
+            history: self.wants_history(),
+            ..request
+        }
+    }
+
+    /// An outage ended: what comes in from now on does not wait for the backlog's end.
+    pub(super) fn begin_fresh(&mut self, now: OffsetDateTime) {
+        let from = lower_bound(now);
+        self.fresh = Some(Fresh {
+            from,
+            cursor: from,
+            more: true,
+        });
+    }
+
+    /// Takes in the result of a load. Returns the rows that were not known, with their lanes.
     ///
     /// Rows are kept only with a configuration that is up to date: otherwise they would sit in memory
     /// that the load of the configuration may need. That load brings them again.
-    pub(super) fn loaded(&mut self, result: LoadedEndpoint, now: Now) -> Vec<LiveRow> {
+    pub(super) fn loaded(&mut self, result: LoadedEndpoint, now: Now) -> Vec<(Lane, LiveRow)> {
         self.load_out = false;
         if let Some(config) = result.config {
             self.config = Some(config);
@@ -190,24 +318,54 @@ impl Endpoint {
             self.next_due = earliest(result.next_due, self.due_during_load);
             self.due((!kept).then_some(now.database));
         }
-        let mut fresh = Vec::with_capacity(result.rows.len());
-        for row in result.rows.into_iter().filter(|_| kept) {
-            if row.attempts_made == 0 && !self.rewound_during_load {
-                self.cursor = self.cursor.max(row.id);
+        let fresh_from = self.fresh.as_ref().map(|fresh| fresh.from);
+        let mut new = Vec::with_capacity(result.rows.len() + result.fresh.len());
+        if kept {
+            for row in result.rows {
+                if row.attempts_made == 0 && !self.rewound_during_load {
+                    self.cursor = self.cursor.max(row.id);
+                }
+                self.keep(row, fresh_from, &mut new);
             }
-            if self.insert_if_absent(row.id) {
-                fresh.push(row);
+            for row in result.fresh {
+                if let Some(fresh) = self.fresh.as_mut().filter(|_| !self.rewound_during_load) {
+                    fresh.cursor = fresh.cursor.max(row.id);
+                }
+                self.keep(row, fresh_from, &mut new);
             }
+        }
+        if let Some(fresh) = &mut self.fresh {
+            fresh.more = result.more_fresh || self.hinted_during_load || !kept;
+        }
+        // The backlog was read to its end: all that comes now is new.
+        if kept && !self.more_ready {
+            self.fresh = None;
         }
         self.load_ended();
         self.last_active = now.boot;
-        fresh
+        new
+    }
+
+    fn keep(&mut self, row: LiveRow, fresh_from: Option<Uuid>, new: &mut Vec<(Lane, LiveRow)>) {
+        if !self.insert_if_absent(row.id) {
+            return;
+        }
+        let is_new = row.attempts_made == 0 && fresh_from.is_some_and(|from| row.id >= from);
+        let lane = match (Lane::is_replay(row.kind), is_new) {
+            (true, _) => Lane::Replay,
+            (false, true) => Lane::Fresh,
+            (false, false) => Lane::Due,
+        };
+        new.push((lane, row));
     }
 
     /// A load that brought nothing: the database is away, or the answer came too late.
     pub(super) fn load_failed(&mut self, again_at: BootTime) {
         self.load_out = false;
         self.more_ready = true;
+        if let Some(fresh) = &mut self.fresh {
+            fresh.more = true;
+        }
         self.load_not_before = again_at;
         self.load_ended();
     }
@@ -228,15 +386,14 @@ impl Endpoint {
 
     /// The record of a delivery was acknowledged.
     pub(super) fn recorded(&mut self, id: Uuid, next_due: Option<OffsetDateTime>, now: BootTime) {
-        self.in_flight = self.in_flight.saturating_sub(1);
         self.forget(id);
+        self.revived.remove(&id);
         self.due(next_due);
         self.last_active = now;
     }
 
     /// It was admitted, but no request was made: any load finds it again.
     pub(super) fn not_sent(&mut self, id: Uuid, now: Now) {
-        self.in_flight = self.in_flight.saturating_sub(1);
         self.known.remove(&id);
         self.scanned(true, Some(now.database));
     }
@@ -250,8 +407,8 @@ impl Endpoint {
     }
 
     /// Drops what is loaded and not sent; the rows stay in the database, and any load finds them again.
-    pub(super) fn unload(&mut self, now: Now) -> VecDeque<(LiveRow, BootTime)> {
-        let dropped = std::mem::take(&mut self.queue);
+    pub(super) fn unload(&mut self, now: Now) -> Vec<Loaded> {
+        let dropped = self.lanes.take_all();
         for (row, _) in &dropped {
             self.dropped(row, now);
         }
@@ -271,7 +428,13 @@ impl Endpoint {
     /// All live rows were closed.
     pub(super) fn nothing_left(&mut self) {
         self.more_ready = false;
+        self.fresh = None;
         self.next_due = None;
+    }
+
+    /// Something waits in the database, due or not.
+    pub(super) fn has_pending(&self) -> bool {
+        self.more_ready || self.next_due.is_some() || !self.known.is_empty()
     }
 
     /// Nothing loaded, on the wire or expected: can be forgotten until a hint or scan names it.
@@ -281,6 +444,9 @@ impl Endpoint {
             && !self.load_out
             && !self.more_ready
             && !self.closing
+            && !self.reviving
+            && !self.expiring
+            && !self.outage
             && self.next_due.is_none()
     }
 }

@@ -50,8 +50,12 @@ impl Scheduler {
             });
             endpoint.tenant = found.tenant;
             endpoint.scanned(found.ready, found.next_due);
-            if let Some(due) = endpoint.next_due {
+            if let Some(due) = endpoint.next_due.filter(|due| *due > now.database) {
                 self.due.insert((due, found.endpoint));
+            }
+            // Nothing of it may be pending, and yet somebody has to look after it.
+            if found.awake && endpoint.gate.is_none() {
+                endpoint.changed();
             }
             // Rows of an endpoint that takes none: it may be enabled again. Asked before they are closed.
             if !endpoint.config_stale && !endpoint.enabled() && !endpoint.closing {
@@ -115,10 +119,9 @@ impl Scheduler {
             .filter(|(due, _)| *due <= now.database)
         {
             self.due.remove(&(due, key));
-            if let Some(endpoint) = self.endpoints.get_mut(&key) {
-                consider_load(endpoint, &mut self.load_turns, now);
-            }
+            self.consider(key, now);
         }
+        self.find_overdue(now);
         if now.boot.since(self.swept_at) >= FORGET_AFTER {
             self.swept_at = now.boot;
             self.sweep(now);
@@ -126,14 +129,29 @@ impl Scheduler {
     }
 
     /// Once a minute: ends deliveries that grew too old behind a stuck endpoint, forgets idle endpoints.
-    pub(super) fn sweep(&mut self, now: Now) {
-        let keys: Vec<_> = self.endpoints.keys().copied().collect();
+    fn sweep(&mut self, now: Now) {
+        let mut keys: Vec<_> = self.endpoints.keys().copied().collect();
+        keys.sort_unstable();
         for key in keys {
-            self.settle_expired(key, now);
+            self.expire(key, now);
             self.unlock(key, now);
+            self.consider(key, now);
         }
-        self.endpoints.retain(|_, endpoint| {
-            !(endpoint.is_idle() && now.boot.since(endpoint.last_active) >= FORGET_AFTER)
+        self.buckets
+            .retain(|_, (_, _, position)| *position > now.database);
+        let buckets = &mut self.buckets;
+        self.endpoints.retain(|key, endpoint| {
+            let gate = endpoint.gate.as_ref();
+            let forgets = endpoint.is_idle()
+                && now.boot.since(endpoint.last_active) >= FORGET_AFTER
+                && gate.is_none_or(|gate| gate.is_forgettable(now.database));
+            if let Some(position) = gate
+                .filter(|_| forgets)
+                .and_then(|gate| gate.hand_over(now.database).0)
+            {
+                buckets.insert(*key, (endpoint.slot, endpoint.tenant, position));
+            }
+            !forgets
         });
     }
 

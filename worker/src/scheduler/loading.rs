@@ -1,9 +1,17 @@
 //! Loading: whose rows are asked for next, and how many, so that memory stays bounded and nobody
 //! waits behind somebody else's backlog (O1).
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use shared::domain::attempt::Outcome;
+use shared::ids::EndpointKey;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
 use super::{Effect, LoadRequest, LoadedEndpoint, Now, Scheduler, size};
+use crate::admission::Gate;
+use crate::endpoint_config::SharedConfig;
 
 /// Endpoints in one load statement; with twice the default limit each, some 2,500 rows at most.
 pub(super) const LOAD_BATCH: usize = 128;
@@ -56,29 +64,23 @@ impl Scheduler {
             let Some(epoch) = self.slots.working(endpoint.slot) else {
                 continue;
             };
-            if !endpoint.wants_load(now.boot, now.database) {
+            if !endpoint.wants_load(now) {
                 continue;
             }
-            endpoint.load_out = true;
-            endpoint.config_asked = endpoint.config_stale;
-            let (cursor, fresh, known) = endpoint.load_from();
-            let fresh = fresh.min(rows);
-            rows -= fresh;
-            // What is known comes back with the rest and must not use up the limit.
-            let limit = fresh + known;
-            batch.push(LoadRequest {
+            let most = rows;
+            rows -= endpoint.wanted().min(rows);
+            let request = LoadRequest {
                 slot: endpoint.slot,
                 epoch,
                 endpoint: key,
-                cursor,
-                ready_limit: if endpoint.more_ready { limit } else { 0 },
-                retry_limit: if endpoint.retry_due(now.database) {
-                    limit
-                } else {
-                    0
-                },
-                config: endpoint.config_stale,
-            });
+                cursor: Uuid::nil(),
+                ready_limit: 0,
+                fresh: None,
+                retry_limit: 0,
+                config: false,
+                history: false,
+            };
+            batch.push(endpoint.ask(most, request, now));
         }
         batch
     }
@@ -95,12 +97,14 @@ impl Scheduler {
                 continue;
             };
             let unreadable = endpoint.config_asked && result.config.is_none();
-            let fresh = endpoint.loaded(result, now);
+            let before = endpoint.config.clone();
+            let history = result.history.clone();
+            let new = endpoint.loaded(result, now);
             if unreadable {
                 endpoint.load_not_before = now.boot.after(LOAD_PAUSE);
                 self.due.insert((now.database + LOAD_PAUSE, key));
             }
-            for row in fresh {
+            for (lane, row) in new {
                 endpoint.tenant = row.tenant;
                 if self.suspects.contains_key(&row.id) {
                     self.suspect_queue.push_back((key, row, now.boot));
@@ -109,13 +113,58 @@ impl Scheduler {
                 self.loaded_rows += 1;
                 self.loaded_bytes += size(&row);
                 self.usual_payload = (self.usual_payload * 15 + size(&row)) / 16;
-                endpoint.queue.push_back((row, now.boot));
+                endpoint.lanes.push(lane, (row, now.boot));
             }
-            if let Some(due) = endpoint.next_due {
-                self.due.insert((due, key));
-            }
+            let due = endpoint.next_due;
+            self.wake_at(due, key, now);
+            self.gate(key, before.as_ref(), now);
+            self.remember(key, history, now);
             self.close_unless_enabled(key, now);
             self.consider(key, now);
+        }
+    }
+
+    /// Makes the gate of an endpoint that was read for the first time, or tells it what changed.
+    fn gate(&mut self, key: EndpointKey, before: Option<&SharedConfig>, now: Now) {
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        let Some(config) = endpoint.config.clone() else {
+            return;
+        };
+        match (&mut endpoint.gate, before) {
+            (Some(_), Some(before)) if Arc::ptr_eq(before, &config) => return,
+            (Some(gate), Some(before)) => gate.reconfigured(before, &config, now.database),
+            (Some(_), None) | (None, _) => {
+                let Some(taken) = self.slots.taken(endpoint.slot) else {
+                    return;
+                };
+                let kept = self.buckets.remove(&key).map(|(_, _, position)| position);
+                endpoint.gate = Some(Gate::new(&config, taken, kept, now.database));
+            }
+        }
+        self.open_for_outage(key, now);
+        let Some(endpoint) = self.endpoints.get(&key) else {
+            return;
+        };
+        if endpoint.is_open() && !endpoint.probe_due(now) {
+            self.unload(key, now);
+        }
+        self.wake_for_probe(key);
+    }
+
+    /// What was tried before this owner came.
+    fn remember(
+        &mut self,
+        key: EndpointKey,
+        history: Option<Vec<(Outcome, OffsetDateTime)>>,
+        now: Now,
+    ) {
+        let endpoint = self.endpoints.get_mut(&key);
+        let gate = endpoint.and_then(|endpoint| endpoint.gate.as_mut());
+        if let (Some(gate), Some(history)) = (gate, history) {
+            let turns = gate.remember(&history, now.database);
+            self.turned(key, &turns, None, now);
         }
     }
 

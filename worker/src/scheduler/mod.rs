@@ -9,19 +9,27 @@
 //! - D3 nothing starts under a lease that may have run out (`may_start_until`); whether a result counts
 //!   is decided by the fence in the database, never here.
 //! - D8 a row that is not in memory is found again by the scan of its slot, by whoever owns it.
-//! - O1 turns go round tenants, then endpoints; an endpoint holds at most its limit of permits, and
-//!   a permit comes back when the outcome is *recorded*, so sent-but-unrecorded is bounded.
+//! - O1 turns go round tenants, then endpoints; an endpoint holds at most its limit of permits, those that
+//!   are slow at most half of all together (see [`share`]), and a permit comes back when the outcome is
+//!   *recorded*, so sent-but-unrecorded is bounded.
+//! - B1, R1 nothing is sent but by admission of the endpoint's gate (`crate::admission`).
 //! - No row is sent twice by a healthy worker (tombstones, see [`endpoint`]).
 
 mod closing;
 mod endpoint;
 mod finding;
+mod gating;
+mod lanes;
 mod loading;
 mod ownership;
+mod recovering;
 mod sending;
+mod share;
 mod slots;
 mod turns;
 
+#[cfg(test)]
+mod policy_tests;
 #[cfg(test)]
 mod tests;
 
@@ -29,17 +37,23 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
+use shared::domain::attempt::Outcome;
 use shared::domain::delivery::CloseReason;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use shared::runtime::clock::BootTime;
+use shared::store::endpoint_runtime::Recovery;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use self::endpoint::Endpoint;
+use self::share::InFlight;
 use self::slots::OwnedSlots;
+pub use self::slots::{Leaving, Taken};
 use self::turns::Turns;
+use crate::admission::Admission;
 use crate::endpoint_config::SharedConfig;
-use crate::job::{Job, LiveRow, Ownership, Record};
+use crate::job::{Job, LiveRow, Observed, Ownership, Record};
+use crate::transitions::Change;
 
 /// Hashed without chance, so that all the scheduler does follows from what it is told: a run of the
 /// model can be repeated. The keys are ours, nobody can choose them to collide.
@@ -78,7 +92,7 @@ pub enum Input {
     Born(Incarnation),
     /// Slots were taken; `suspects` were in flight when a worker died, with the number of deaths.
     Acquired {
-        slots: Vec<(Slot, Epoch)>,
+        slots: Vec<Taken>,
         suspects: HashMap<Uuid, u16>,
     },
     /// The lease was renewed by a statement sent at this instant.
@@ -128,6 +142,26 @@ pub enum Input {
         endpoint: EndpointKey,
         more: bool,
     },
+    /// The answer to one [`Effect::Revive`]: the new deliveries; `None`: it could not be answered.
+    Revived {
+        slot: Slot,
+        epoch: Epoch,
+        endpoint: EndpointKey,
+        deliveries: Option<Vec<Uuid>>,
+    },
+    /// The answer to one [`Effect::Expire`]. `more`: not all that are too old.
+    Expired {
+        slot: Slot,
+        epoch: Epoch,
+        endpoint: EndpointKey,
+        more: bool,
+    },
+    /// Endpoints of slots that were taken from a dead owner, with dead letters of an outage and a breaker
+    /// that is not stored as open; `None`: it could not be found out.
+    Outages {
+        slots: Vec<(Slot, Epoch)>,
+        found: Option<Vec<(Slot, EndpointKey, TenantKey)>>,
+    },
     /// Recording lags too far behind for sending to go on, or has caught up.
     RecordingBehind(bool),
     /// Hints may have been lost (the listening connection is new): scan at once.
@@ -155,7 +189,25 @@ pub enum Effect {
         except: Vec<Uuid>,
     },
     /// Give up these slots; nothing of them is on the wire.
-    Release(Vec<(Slot, Epoch)>),
+    Release(Vec<Leaving>),
+    /// Store what changed about an endpoint, and tell who wants to know.
+    Change(Box<Change>),
+    /// Make dead letters live again: those of an outage that is over, or one to probe with.
+    Revive {
+        owner: Ownership,
+        endpoint: EndpointKey,
+        window: Recovery,
+        count: usize,
+    },
+    /// End live rows that are too old, but for those on the wire.
+    Expire {
+        owner: Ownership,
+        endpoint: EndpointKey,
+        older_than: OffsetDateTime,
+        except: Vec<Uuid>,
+    },
+    /// Was the owner of these slots killed before it could store that a breaker opened?
+    FindOutages(Vec<(Slot, Epoch)>),
 }
 
 /// An endpoint with live rows.
@@ -168,6 +220,8 @@ pub struct Found {
     pub ready: bool,
     /// Its earliest row in `retry`.
     pub next_due: Option<OffsetDateTime>,
+    /// Its breaker is stored as open, or dead letters of an outage are being replayed.
+    pub awake: bool,
 }
 
 /// What to load for one endpoint.
@@ -179,10 +233,14 @@ pub struct LoadRequest {
     /// `ready` rows after this id; 0 rows: none.
     pub cursor: Uuid,
     pub ready_limit: usize,
+    /// Beside them, `ready` rows after another id: what came in since an outage ended.
+    pub fresh: Option<(Uuid, usize)>,
     /// `retry` rows, the earliest first; 0: none.
     pub retry_limit: usize,
     /// Read the configuration first.
     pub config: bool,
+    /// Read the last attempts as well.
+    pub history: bool,
 }
 
 /// What was loaded for one endpoint.
@@ -195,11 +253,16 @@ pub struct LoadedEndpoint {
     pub rows: Vec<LiveRow>,
     /// As many `ready` rows as asked for: there may be more.
     pub more_ready: bool,
+    /// The answer to [`LoadRequest::fresh`], and whether there may be more.
+    pub fresh: Vec<LiveRow>,
+    pub more_fresh: bool,
     /// `retry` was read, and `next_due` is the earliest row that was not handed out.
     pub retries_read: bool,
     pub next_due: Option<OffsetDateTime>,
     /// The configuration, if it was asked for and could be read.
     pub config: Option<SharedConfig>,
+    /// The last attempts, the latest first, if they were asked for.
+    pub history: Option<Vec<(Outcome, OffsetDateTime)>>,
 }
 
 /// One acknowledged record.
@@ -210,6 +273,10 @@ pub struct Recorded {
     pub delivery: Uuid,
     /// When its next attempt is due, if it has one and the record applied.
     pub next_due: Option<OffsetDateTime>,
+    /// What the request said about its endpoint, if one was made.
+    pub observed: Option<Observed>,
+    /// It ended as a dead letter.
+    pub dead: bool,
 }
 
 /// See the module.
@@ -222,10 +289,18 @@ pub struct Scheduler {
     slots: OwnedSlots,
     endpoints: Map<EndpointKey, Endpoint>,
     send_turns: Turns,
+    /// Those of slow endpoints, while their share of the permits is used up.
+    slow_turns: Turns,
     load_turns: Turns,
     due: BTreeSet<(OffsetDateTime, EndpointKey)>,
     /// By ownership as well: after a lease was lost, a delivery can be on the wire a second time.
-    in_flight: Map<(Ownership, Uuid), BootTime>,
+    in_flight: Map<(Ownership, Uuid), InFlight>,
+    /// The same in the order of their starts, until they are overdue.
+    starts: VecDeque<(BootTime, (Ownership, Uuid))>,
+    /// Permits that slow endpoints hold.
+    slow_in_flight: usize,
+    /// Positions of buckets that are not full, of endpoints that are forgotten otherwise (R1).
+    buckets: Map<EndpointKey, (Slot, TenantKey, OffsetDateTime)>,
     loaded_rows: usize,
     loaded_bytes: usize,
     loads_out: usize,
@@ -254,9 +329,13 @@ impl Scheduler {
             slots: OwnedSlots::default(),
             endpoints: Map::default(),
             send_turns: Turns::default(),
+            slow_turns: Turns::default(),
             load_turns: Turns::default(),
             due: BTreeSet::new(),
             in_flight: Map::default(),
+            starts: VecDeque::new(),
+            slow_in_flight: 0,
+            buckets: Map::default(),
             loaded_rows: 0,
             loaded_bytes: 0,
             loads_out: 0,
@@ -276,18 +355,12 @@ impl Scheduler {
         match input {
             Input::Born(incarnation) => self.incarnation = Some(incarnation),
             Input::Acquired { slots, suspects } => self.acquired(slots, suspects, now),
-            Input::Renewed { sent_at } => {
-                let length = self
-                    .settings
-                    .lease_ttl
-                    .saturating_sub(self.settings.lease_margin);
-                self.may_start_until = self.may_start_until.max(sent_at.after(length));
-            }
+            Input::Renewed { sent_at } => self.renewed(sent_at),
             Input::LeaseLost => self.forget_everything(),
-            Input::Release { count } => self.leave(count.min(slots::MOST_MOVED)),
+            Input::Release { count } => self.leave(count.min(slots::MOST_MOVED), now),
             Input::Drain => {
                 self.draining = true;
-                self.leave(usize::MAX);
+                self.leave(usize::MAX, now);
             }
             Input::Released(slots) => self.released(&slots),
             Input::Hint(pairs) => self.hinted(&pairs, now),
@@ -295,18 +368,13 @@ impl Scheduler {
             Input::ScanFailed(slots) => self.slots.scanned(&slots, Duration::ZERO, now.boot),
             Input::Loaded(results) => self.loaded(results, now),
             Input::LoadFailed(requests) => self.load_failed(&requests, now),
-            Input::Recorded(records) => self.recorded(records, now),
+            Input::Recorded(records) => self.recorded(&records, now),
             Input::NotSent {
                 owner,
                 endpoint,
                 delivery,
             } => {
-                if self.permit_returned(owner, delivery)
-                    && let Some(endpoint) = self.endpoints.get_mut(&endpoint)
-                {
-                    endpoint.not_sent(delivery, now);
-                }
-                self.consider(endpoint, now);
+                self.not_sent(owner, endpoint, delivery, now);
             }
             Input::Reload { slot, endpoint } => self.reload(slot, endpoint, now),
             Input::RetriesDue {
@@ -321,11 +389,21 @@ impl Scheduler {
                 epoch,
                 endpoint,
                 more,
-            } => {
-                if self.slots.works(slot, epoch) {
-                    self.closed(endpoint, more, now);
-                }
-            }
+            } if self.slots.works(slot, epoch) => self.closed(endpoint, more, now),
+            Input::Revived {
+                slot,
+                epoch,
+                endpoint,
+                deliveries,
+            } if self.slots.works(slot, epoch) => self.revived(endpoint, deliveries, now),
+            Input::Expired {
+                slot,
+                epoch,
+                endpoint,
+                more,
+            } if self.slots.works(slot, epoch) => self.expired(endpoint, more, now),
+            Input::Closed { .. } | Input::Revived { .. } | Input::Expired { .. } => {}
+            Input::Outages { slots, found } => self.outages(&slots, found, now),
             Input::RecordingBehind(behind) => self.recording_behind = behind,
             Input::ScanAll => self.slots.scan_all(now.boot),
             Input::Tick => self.tick(now),
@@ -344,7 +422,7 @@ impl Scheduler {
         let old = self
             .in_flight
             .iter()
-            .filter(|(_, started)| **started <= before);
+            .filter(|(_, flight)| flight.started <= before);
         old.map(|((_, id), _)| *id).take(2_000).collect()
     }
 
@@ -360,6 +438,12 @@ impl Scheduler {
         self.in_flight.len()
     }
 
+    /// When something becomes due that is known of; due times are database time.
+    #[must_use]
+    pub fn next_due(&self) -> Option<OffsetDateTime> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
     fn work(&mut self, now: Now) {
         self.dispatch(now);
         self.load(now);
@@ -367,31 +451,48 @@ impl Scheduler {
         if !slots.is_empty() {
             self.effects.push(Effect::Scan(slots));
         }
+        let doubtful = self.slots.next_doubtful(now.boot);
+        if !doubtful.is_empty() {
+            self.effects.push(Effect::FindOutages(doubtful));
+        }
         let idle = self.slots.ready_to_release();
         if !idle.is_empty() {
             self.effects.push(Effect::Release(idle));
         }
     }
 
+    /// Looks at an endpoint again at this instant, if that is yet to come.
+    fn wake_at(&mut self, at: Option<OffsetDateTime>, key: EndpointKey, now: Now) {
+        if let Some(at) = at.filter(|at| *at > now.database) {
+            self.due.insert((at, key));
+        }
+    }
+
     /// Puts an endpoint into the turns that it can use.
     fn consider(&mut self, key: EndpointKey, now: Now) {
+        self.revive(key, now);
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
         };
         consider_load(endpoint, &mut self.load_turns, now);
-        let sendable = endpoint.enabled()
-            && !endpoint.in_send_turns
-            && !endpoint.queue.is_empty()
-            && endpoint.in_flight < endpoint.limit();
-        if sendable {
-            endpoint.in_send_turns = true;
-            self.send_turns.push(endpoint.tenant, key);
+        if endpoint.in_send_turns || !endpoint.lanes.has_next(endpoint.replays_allowed()) {
+            return;
+        }
+        match endpoint.admission(now) {
+            None => {}
+            Some(Admission::Send | Admission::Probe) => {
+                endpoint.in_send_turns = true;
+                self.send_turns.push(endpoint.tenant, key);
+            }
+            Some(Admission::Defer(deferral)) => {
+                self.due.extend(deferral.until.map(|until| (until, key)));
+            }
         }
     }
 }
 
 fn consider_load(endpoint: &mut Endpoint, turns: &mut Turns, now: Now) {
-    if !endpoint.in_load_turns && endpoint.wants_load(now.boot, now.database) {
+    if !endpoint.in_load_turns && endpoint.wants_load(now) {
         endpoint.in_load_turns = true;
         turns.push(endpoint.tenant, endpoint.key);
     }

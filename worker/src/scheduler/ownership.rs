@@ -7,23 +7,27 @@ use shared::ids::{Epoch, Slot};
 use shared::runtime::clock::BootTime;
 use uuid::Uuid;
 
+use super::slots::{HandedOver, Taken};
 use super::{Now, Scheduler, size};
 
 impl Scheduler {
-    pub(super) fn acquired(
-        &mut self,
-        slots: Vec<(Slot, Epoch)>,
-        suspects: HashMap<Uuid, u16>,
-        now: Now,
-    ) {
-        for (slot, epoch) in slots {
-            self.forget_endpoints_of(&HashSet::from([slot]));
-            self.slots.acquire(slot, epoch, now.boot);
+    pub(super) fn renewed(&mut self, sent_at: BootTime) {
+        let length = self
+            .settings
+            .lease_ttl
+            .saturating_sub(self.settings.lease_margin);
+        self.may_start_until = self.may_start_until.max(sent_at.after(length));
+    }
+
+    pub(super) fn acquired(&mut self, slots: Vec<Taken>, suspects: HashMap<Uuid, u16>, now: Now) {
+        for taken in slots {
+            self.forget_endpoints_of(&HashSet::from([taken.slot]));
+            self.slots.acquire(taken.slot, taken.how, now.boot);
         }
         self.suspects = suspects.into_iter().collect();
         // They were on their way here when the shutdown began.
         if self.draining {
-            self.leave(usize::MAX);
+            self.leave(usize::MAX, now);
         }
     }
 
@@ -41,7 +45,10 @@ impl Scheduler {
         self.may_start_until = BootTime(Duration::ZERO);
         self.slots.clear();
         self.endpoints.clear();
+        self.buckets.clear();
+        self.slow_in_flight = 0;
         self.send_turns.clear();
+        self.slow_turns.clear();
         self.load_turns.clear();
         self.due.clear();
         self.suspects.clear();
@@ -51,8 +58,42 @@ impl Scheduler {
         // `in_flight` stays: those requests are on the wire and hold permits until they are recorded.
     }
 
-    pub(super) fn leave(&mut self, count: usize) {
+    pub(super) fn leave(&mut self, count: usize, now: Now) {
         let leaving: HashSet<Slot> = self.slots.choose_leaving(count).into_iter().collect();
+        if leaving.is_empty() {
+            return;
+        }
+        // Nothing starts there any more, so the buckets stand still.
+        for endpoint in self.endpoints.values() {
+            let Some(gate) = endpoint
+                .gate
+                .as_ref()
+                .filter(|_| leaving.contains(&endpoint.slot))
+            else {
+                continue;
+            };
+            let (bucket, parked_until) = gate.hand_over(now.database);
+            if (bucket, parked_until) != (None, None) {
+                let handed_over = HandedOver {
+                    endpoint: endpoint.key,
+                    tenant: endpoint.tenant,
+                    bucket,
+                    parked_until,
+                };
+                self.slots.hand_over(endpoint.slot, handed_over);
+            }
+        }
+        for (key, (slot, tenant, position)) in &self.buckets {
+            if leaving.contains(slot) {
+                let handed_over = HandedOver {
+                    endpoint: *key,
+                    tenant: *tenant,
+                    bucket: Some(*position),
+                    parked_until: None,
+                };
+                self.slots.hand_over(*slot, handed_over);
+            }
+        }
         self.forget_endpoints_of(&leaving);
     }
 
@@ -60,16 +101,21 @@ impl Scheduler {
         if slots.is_empty() {
             return;
         }
+        self.buckets.retain(|_, (slot, _, _)| !slots.contains(slot));
         let (rows, bytes) = (&mut self.loaded_rows, &mut self.loaded_bytes);
+        let slow_in_flight = &mut self.slow_in_flight;
         self.endpoints.retain(|_, endpoint| {
             let leaves = slots.contains(&endpoint.slot);
             if leaves {
-                *rows -= endpoint.queue.len();
+                *rows -= endpoint.lanes.len();
                 *bytes -= endpoint
-                    .queue
+                    .lanes
                     .iter()
                     .map(|(row, _)| size(row))
                     .sum::<usize>();
+                if endpoint.counted_slow {
+                    *slow_in_flight = slow_in_flight.saturating_sub(endpoint.in_flight);
+                }
             }
             !leaves
         });

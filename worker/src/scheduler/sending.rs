@@ -7,10 +7,13 @@ use shared::policy::decide::Decision;
 use shared::runtime::clock::BootTime;
 use uuid::Uuid;
 
+use super::lanes::{Lane, Loaded};
+use super::share::InFlight;
 use super::{Effect, Now, Recorded, Scheduler, size};
-use crate::admission::{Admission, admit};
+use crate::admission::Admission;
 use crate::endpoint_config::SharedConfig;
 use crate::job::{Job, LiveRow, Ownership, Record};
+use crate::metrics;
 
 /// An id that was in flight in three workers that died is not sent a fourth time.
 const DEADLY: u16 = 3;
@@ -26,28 +29,77 @@ impl Scheduler {
     pub(super) fn dispatch(&mut self, now: Now) {
         self.dispatch_suspect(now);
         while self.may_start(now) {
-            let Some(key) = self.send_turns.next() else {
+            let Some(key) = self.next_turn() else {
                 return;
             };
-            let Some(endpoint) = self.endpoints.get_mut(&key) else {
-                continue;
-            };
-            endpoint.in_send_turns = false;
-            let Some(config) = endpoint.config.clone().filter(|_| !endpoint.config_stale) else {
-                continue;
-            };
-            match admit(&config, endpoint.in_flight) {
-                Admission::Defer(_) => continue,
-                Admission::Send => {}
-            }
-            let Some((row, loaded_at)) = endpoint.queue.pop_front() else {
-                continue;
-            };
-            self.loaded_rows -= 1;
-            self.loaded_bytes -= size(&row);
-            self.start(key, &config, (row, loaded_at), now);
-            self.consider(key, now);
+            self.take_turn(key, now);
         }
+    }
+
+    /// Whose turn it is. Slow endpoints wait aside while their share of the permits is used up.
+    fn next_turn(&mut self) -> Option<EndpointKey> {
+        if self.slow_have_room()
+            && let Some(key) = self.slow_turns.next()
+        {
+            return Some(key);
+        }
+        loop {
+            let key = self.send_turns.next()?;
+            match self.endpoints.get(&key) {
+                Some(endpoint) if endpoint.pace.is_slow() && !self.slow_have_room() => {
+                    self.slow_turns.push(endpoint.tenant, key);
+                }
+                Some(_) | None => return Some(key),
+            }
+        }
+    }
+
+    fn take_turn(&mut self, key: EndpointKey, now: Now) {
+        if let Some(endpoint) = self.endpoints.get_mut(&key) {
+            endpoint.in_send_turns = false;
+        }
+        let Some(turn) = self.next_of(key, now) else {
+            return;
+        };
+        let loaded = self
+            .endpoints
+            .get_mut(&key)
+            .and_then(|endpoint| endpoint.lanes.pop(turn.replays));
+        let Some(loaded) = loaded else {
+            return;
+        };
+        self.loaded_rows -= 1;
+        self.loaded_bytes -= size(&loaded.0);
+        self.start(key, turn, loaded, now);
+        self.consider(key, now);
+    }
+
+    /// What an endpoint does with its turn; `None`: nothing, and what it waits for brings it back.
+    fn next_of(&mut self, key: EndpointKey, now: Now) -> Option<Turn> {
+        let endpoint = self.endpoints.get(&key)?;
+        let config = endpoint.config.clone().filter(|_| !endpoint.config_stale)?;
+        let replays = endpoint.replays_allowed();
+        let (row, _) = endpoint.lanes.peek(replays)?;
+        // What ends without a request needs no admission, and is never the probe.
+        let ends = self.end(&config, row, now);
+        let probe = match endpoint.admission(now)? {
+            _ if ends.is_some() => false,
+            Admission::Send => false,
+            Admission::Probe => true,
+            Admission::Defer(deferral) => {
+                let reason = deferral.reason.name();
+                metrics::DEFERRED.with_label_values(&[reason]).inc();
+                self.consider(key, now);
+                return None;
+            }
+        };
+        let slow = endpoint.pace.is_slow();
+        self.has_share(endpoint.in_flight, slow).then_some(Turn {
+            config,
+            replays,
+            ends,
+            probe,
+        })
     }
 
     /// What was in flight when a worker died goes alone, so that if it kills us too, it is known.
@@ -56,119 +108,136 @@ impl Scheduler {
             return;
         }
         // Others may wait behind one whose endpoint cannot take it now.
-        let admitted = |(key, _, _): &(EndpointKey, LiveRow, BootTime)| {
-            let endpoint = self
-                .endpoints
-                .get(key)
-                .filter(|endpoint| endpoint.enabled())?;
-            let config = endpoint.config.clone()?;
-            let admission = admit(&config, endpoint.in_flight);
-            (admission == Admission::Send).then_some(config)
+        let admitted = |(key, row, _): &(EndpointKey, LiveRow, BootTime)| {
+            let endpoint = self.endpoints.get(key)?;
+            let config = endpoint.config.clone().filter(|_| endpoint.enabled())?;
+            let ends = self.end(&config, row, now);
+            let probe = match endpoint.admission(now)? {
+                _ if ends.is_some() => false,
+                Admission::Send => false,
+                Admission::Probe => true,
+                Admission::Defer(_) => return None,
+            };
+            Some(Turn {
+                config,
+                replays: true,
+                ends,
+                probe,
+            })
         };
         let found = self
             .suspect_queue
             .iter()
             .enumerate()
             .find_map(|(at, waiting)| Some((at, admitted(waiting)?)));
-        let Some((at, config)) = found else {
+        let Some((at, turn)) = found else {
             return;
         };
         if let Some((key, row, loaded_at)) = self.suspect_queue.remove(at) {
             let id = row.id;
-            let owner = self.start(key, &config, (row, loaded_at), now);
+            let owner = self.start(key, turn, (row, loaded_at), now);
             self.suspect_out = owner.map(|owner| (owner, id));
         }
     }
 
+    fn end(&self, config: &SharedConfig, row: &LiveRow, now: Now) -> Option<End> {
+        let deaths = self.suspects.get(&row.id).copied();
+        end_without_sending(config, row, deaths.unwrap_or(0), now)
+    }
+
     /// Under which ownership it was started, if it was.
-    pub(super) fn start(
+    fn start(
         &mut self,
         key: EndpointKey,
-        config: &SharedConfig,
-        (row, loaded_at): (LiveRow, BootTime),
+        turn: Turn,
+        (row, loaded_at): Loaded,
         now: Now,
     ) -> Option<Ownership> {
-        let endpoint = self.endpoints.get_mut(&key)?;
-        let owner = Ownership {
-            incarnation: self.incarnation?,
-            slot: endpoint.slot,
-            epoch: self.slots.working(endpoint.slot)?,
-        };
-        endpoint.in_flight += 1;
+        let probe = turn.probe;
+        let owner = self.owner_of(key)?;
         self.slots.started(owner.slot);
-        self.in_flight.insert((owner, row.id), now.boot);
-        let deaths = self.suspects.get(&row.id).copied();
-        let effect = match end_without_sending(config, &row, deaths.unwrap_or(0), now) {
+        let replay = Lane::is_replay(row.kind);
+        let flight = InFlight::new(now.boot, key, probe, replay);
+        self.permit_taken((owner, row.id), flight);
+        let suspect = self.suspects.contains_key(&row.id);
+        let effect = match turn.ends {
             Some((outcome, class, note)) => {
                 let decision = Decision::DeadLetter(class);
                 let what = (outcome, decision, note);
-                let suspect = deaths.is_some();
                 Effect::Settle(Box::new(Record {
                     suspect,
                     ..settlement(owner, key, &row, what)
                 }))
             }
-            None => Effect::Send(Box::new(Job {
-                owner,
-                endpoint: config.clone(),
-                row,
-                loaded_at,
-                suspect: deaths.is_some(),
-                start_before: self.may_start_until,
-            })),
+            None => {
+                let gate = self.endpoints.get_mut(&key).and_then(|it| it.gate.as_mut());
+                if let Some(gate) = gate {
+                    gate.started(probe, now.database);
+                }
+                Effect::Send(Box::new(Job {
+                    owner,
+                    endpoint: turn.config,
+                    row,
+                    loaded_at,
+                    suspect,
+                    probe,
+                    start_before: self.may_start_until,
+                }))
+            }
         };
         self.effects.push(effect);
         Some(owner)
     }
 
-    pub(super) fn settle_expired(&mut self, key: EndpointKey, now: Now) {
-        while self.may_start(now) {
-            let Some(endpoint) = self.endpoints.get_mut(&key) else {
-                return;
-            };
-            let Some(config) = endpoint.config.clone() else {
-                return;
-            };
-            let is_expired = |(row, _): &(LiveRow, BootTime)| expired(&config, row, now);
-            if !endpoint.queue.front().is_some_and(is_expired) {
-                return;
-            }
-            let Some((row, loaded_at)) = endpoint.queue.pop_front() else {
-                return;
-            };
-            self.loaded_rows -= 1;
-            self.loaded_bytes -= size(&row);
-            self.start(key, &config, (row, loaded_at), now);
-        }
-    }
-
-    /// A delivery is off the wire. Whether what it was sent under is still ours.
-    pub(super) fn permit_returned(&mut self, owner: Ownership, delivery: Uuid) -> bool {
-        self.in_flight.remove(&(owner, delivery));
+    /// A delivery is off the wire: its flight, and whether what it was sent under is still ours.
+    pub(super) fn permit_returned(
+        &mut self,
+        owner: Ownership,
+        delivery: Uuid,
+    ) -> (Option<InFlight>, bool) {
+        let flight = self.in_flight.remove(&(owner, delivery));
         if self.suspect_out == Some((owner, delivery)) {
             self.suspect_out = None;
         }
         self.slots.ended(owner.slot, owner.epoch);
-        self.incarnation == Some(owner.incarnation) && self.slots.works(owner.slot, owner.epoch)
+        let ours = self.incarnation == Some(owner.incarnation)
+            && self.slots.works(owner.slot, owner.epoch);
+        (flight, ours)
     }
 
-    pub(super) fn recorded(&mut self, records: Vec<Recorded>, now: Now) {
+    pub(super) fn recorded(&mut self, records: &[Recorded], now: Now) {
         for record in records {
-            if !self.permit_returned(record.owner, record.delivery) {
+            let (flight, ours) = self.permit_returned(record.owner, record.delivery);
+            if !ours {
                 continue;
             }
             self.suspects.remove(&record.delivery);
             let key = record.endpoint;
+            if let Some(flight) = &flight {
+                self.permit_freed(flight, record.observed.map(|observed| observed.took));
+            }
             if let Some(endpoint) = self.endpoints.get_mut(&key) {
                 endpoint.recorded(record.delivery, record.next_due, now.boot);
-                if let Some(due) = endpoint.next_due {
-                    self.due.insert((due, key));
-                }
+                let due = endpoint.next_due;
+                self.wake_at(due, key, now);
             }
+            self.observe(record, now);
             self.consider(key, now);
         }
     }
 }
+
+/// What an endpoint does with its turn.
+struct Turn {
+    config: SharedConfig,
+    /// Whether a replay may have it.
+    replays: bool,
+    ends: Option<End>,
+    probe: bool,
+}
+
+/// How a delivery ends without a request.
+type End = (Outcome, DeadLetterClass, &'static str);
 
 fn expired(config: &SharedConfig, row: &LiveRow, now: Now) -> bool {
     let too_old = now.database - created_at(row.id) > config.settings.max_age();
@@ -177,12 +246,7 @@ fn expired(config: &SharedConfig, row: &LiveRow, now: Now) -> bool {
 }
 
 /// Why a delivery ends here, if it does.
-fn end_without_sending(
-    config: &SharedConfig,
-    row: &LiveRow,
-    deaths: u16,
-    now: Now,
-) -> Option<(Outcome, DeadLetterClass, &'static str)> {
+fn end_without_sending(config: &SharedConfig, row: &LiveRow, deaths: u16, now: Now) -> Option<End> {
     if deaths >= DEADLY {
         let note = "in flight in three workers that died; not sent again";
         return Some((Outcome::Internal, DeadLetterClass::Internal, note));
@@ -217,5 +281,6 @@ fn settlement(
         attempt: None,
         note: Some(note.to_owned()),
         suspect: false,
+        observed: None,
     }
 }

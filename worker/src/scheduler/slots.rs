@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use shared::ids::{Epoch, Slot};
+use shared::ids::{EndpointKey, Epoch, Slot, TenantKey};
 use shared::runtime::clock::BootTime;
+use time::OffsetDateTime;
 
 use super::Map;
+use crate::admission::TakeOver;
 
 /// Slots in one scan statement.
 const SCAN_BATCH: usize = 64;
@@ -19,9 +21,49 @@ const LONGEST_SCAN_PERIOD: Duration = Duration::from_secs(10);
 /// A rebalancing moves at most an eighth of all slots at a time.
 pub(super) const MOST_MOVED: usize = 32;
 
+/// How long to wait before asking again what could not be answered about a doubtful slot.
+const DOUBT_PAUSE: Duration = Duration::from_secs(1);
+
+/// A slot that was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// Which.
+    pub slot: Slot,
+    /// How.
+    pub how: TakeOver,
+}
+
+/// A slot that is handed over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leaving {
+    /// Which.
+    pub slot: Slot,
+    /// Under which epoch it was owned.
+    pub epoch: Epoch,
+    /// What the next owner has to know of its endpoints.
+    pub endpoints: Vec<HandedOver>,
+}
+
+/// What the next owner has to know of an endpoint beside what is stored on transitions (R1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HandedOver {
+    /// Which.
+    pub endpoint: EndpointKey,
+    /// Whose.
+    pub tenant: TenantKey,
+    /// The position of its bucket, unless that is full.
+    pub bucket: Option<OffsetDateTime>,
+    /// Until when it is to be left alone.
+    pub parked_until: Option<OffsetDateTime>,
+}
+
 #[derive(Debug)]
 struct Owned {
     epoch: Epoch,
+    taken: TakeOver,
+    /// Its last owner died: when to ask next whether that left an outage unseen.
+    doubtful: Option<BootTime>,
+    handed_over: Vec<HandedOver>,
     scan_at: BootTime,
     in_flight: usize,
     releasing: bool,
@@ -34,12 +76,16 @@ pub(super) struct OwnedSlots {
     scan_out: bool,
     /// Asked for while a scan was out: that one may have looked before what it is asked for.
     scan_again: bool,
+    doubt_out: bool,
 }
 
 impl OwnedSlots {
-    pub(super) fn acquire(&mut self, slot: Slot, epoch: Epoch, now: BootTime) {
+    pub(super) fn acquire(&mut self, slot: Slot, taken: TakeOver, now: BootTime) {
         let owned = Owned {
-            epoch,
+            epoch: taken.epoch,
+            taken,
+            doubtful: (!taken.clean).then_some(now),
+            handed_over: Vec::new(),
             scan_at: now,
             in_flight: 0,
             releasing: false,
@@ -51,6 +97,50 @@ impl OwnedSlots {
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.scan_out = false;
+        self.doubt_out = false;
+    }
+
+    /// How a slot of ours was taken.
+    pub(super) fn taken(&self, slot: Slot) -> Option<TakeOver> {
+        self.slots.get(&slot).map(|owned| owned.taken)
+    }
+
+    /// Keeps what the next owner of a leaving slot has to know.
+    pub(super) fn hand_over(&mut self, slot: Slot, endpoint: HandedOver) {
+        if let Some(owned) = self.slots.get_mut(&slot) {
+            owned.handed_over.push(endpoint);
+        }
+    }
+
+    /// Slots that were taken from a dead owner and not looked into; at most one question is out.
+    pub(super) fn next_doubtful(&mut self, now: BootTime) -> Vec<(Slot, Epoch)> {
+        if self.doubt_out {
+            return Vec::new();
+        }
+        let due = |owned: &Owned| !owned.releasing && owned.doubtful.is_some_and(|at| at <= now);
+        let mut due: Vec<_> = self
+            .slots
+            .iter()
+            .filter(|(_, owned)| due(owned))
+            .map(|(slot, owned)| (*slot, owned.epoch))
+            .collect();
+        due.sort_unstable();
+        self.doubt_out = !due.is_empty();
+        due
+    }
+
+    /// Slots were looked into, or could not be.
+    pub(super) fn looked_into(&mut self, slots: &[(Slot, Epoch)], answered: bool, now: BootTime) {
+        self.doubt_out = false;
+        for (slot, epoch) in slots {
+            if let Some(owned) = self
+                .slots
+                .get_mut(slot)
+                .filter(|owned| owned.epoch == *epoch)
+            {
+                owned.doubtful = (!answered).then(|| now.after(DOUBT_PAUSE));
+            }
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -105,14 +195,18 @@ impl OwnedSlots {
     }
 
     /// Leaving slots with nothing on the wire, each named once.
-    pub(super) fn ready_to_release(&mut self) -> Vec<(Slot, Epoch)> {
+    pub(super) fn ready_to_release(&mut self) -> Vec<Leaving> {
         let idle = |owned: &Owned| owned.releasing && !owned.release_sent && owned.in_flight == 0;
         self.slots
             .iter_mut()
             .filter(|(_, owned)| idle(owned))
             .map(|(slot, owned)| {
                 owned.release_sent = true;
-                (*slot, owned.epoch)
+                Leaving {
+                    slot: *slot,
+                    epoch: owned.epoch,
+                    endpoints: std::mem::take(&mut owned.handed_over),
+                }
             })
             .collect()
     }
@@ -189,7 +283,12 @@ mod tests {
     fn owning(count: i16) -> OwnedSlots {
         let mut slots = OwnedSlots::default();
         for slot in 0..count {
-            slots.acquire(Slot(slot), Epoch(1), START);
+            let taken = TakeOver {
+                epoch: Epoch(1),
+                clean: true,
+                emptied_at: None,
+            };
+            slots.acquire(Slot(slot), taken, START);
         }
         slots
     }

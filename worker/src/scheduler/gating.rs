@@ -1,0 +1,216 @@
+//! What outcomes mean for their endpoint: breaker, limits, disabling, and who is told.
+//!
+//! The gate (`crate::admission`) judges; here is what follows for rows in memory, for what is stored and
+//! for those who want to know.
+//!
+//! # Invariants
+//! - B1 behind an open breaker nothing is loaded but what the probe needs.
+//! - What is stored of an endpoint is stored on transitions only, never per attempt.
+
+use std::time::Duration;
+
+use shared::domain::notice::NoticeKind;
+use shared::ids::EndpointKey;
+use shared::policy::breaker::Signal;
+use shared::policy::outage::{Disable, disable_due};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{Effect, Now, Recorded, Scheduler};
+use crate::admission::Turn;
+use crate::job::{Observed, Ownership};
+use crate::transitions::{Change, DisableFailing, Facts};
+
+/// The same is said about one endpoint at most this often; the database keeps the longer windows.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
+
+impl Scheduler {
+    /// A request of the endpoint is recorded.
+    pub(super) fn observe(&mut self, record: &Recorded, now: Now) {
+        let key = record.endpoint;
+        let Some(observed) = &record.observed else {
+            return;
+        };
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        let (Some(gate), Some(config)) = (&mut endpoint.gate, &endpoint.config) else {
+            return;
+        };
+        let turns = gate.ended(config, observed, now.database);
+        self.turned(key, &turns, Some(observed), now);
+        self.tell(key, record, observed, now);
+        self.disable_failing(key, observed, now);
+    }
+
+    /// What follows from turns of the gate. Each is stored, and told to the tenant.
+    pub(super) fn turned(
+        &mut self,
+        key: EndpointKey,
+        turns: &[Turn],
+        observed: Option<&Observed>,
+        now: Now,
+    ) {
+        for turn in turns {
+            match turn {
+                Turn::Opened | Turn::Reopened => {
+                    self.unload(key, now);
+                    self.wake_for_probe(key);
+                }
+                Turn::Closed => self.outage_over(key, false, now),
+                Turn::Accepting => self.outage_over(key, true, now),
+                Turn::Refusing => {}
+            }
+            let notice = match turn {
+                Turn::Opened => Some(NoticeKind::EndpointOpened),
+                Turn::Closed => Some(NoticeKind::EndpointClosed),
+                Turn::Refusing => Some(NoticeKind::EndpointMisconfigured),
+                Turn::Reopened | Turn::Accepting => None,
+            };
+            self.change(key, notice.map(|kind| (kind, observed.copied())), None);
+        }
+    }
+
+    pub(super) fn wake_for_probe(&mut self, key: EndpointKey) {
+        let gate = self
+            .endpoints
+            .get(&key)
+            .and_then(|found| found.gate.as_ref());
+        let at = gate.and_then(|gate| gate.breaker().probe_at());
+        self.due.extend(at.map(|at| (at, key)));
+    }
+
+    /// Failures that the tenant is told of although nothing turned.
+    fn tell(&mut self, key: EndpointKey, record: &Recorded, observed: &Observed, now: Now) {
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        let again = |last: Option<OffsetDateTime>| {
+            last.is_none_or(|last| now.database - last >= TELL_AGAIN)
+        };
+        let misconfigured = observed.outcome == shared::domain::attempt::Outcome::Misconfigured;
+        if misconfigured && again(endpoint.told.misconfigured) {
+            endpoint.told.misconfigured = Some(now.database);
+            let notice = (NoticeKind::EndpointMisconfigured, Some(*observed));
+            self.change(key, Some(notice), None);
+        }
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        if record.dead && again(endpoint.told.dead_letter) {
+            endpoint.told.dead_letter = Some(now.database);
+            let notice = (NoticeKind::DeliveryDeadLetter, Some(*observed));
+            self.change(key, Some(notice), None);
+        }
+    }
+
+    /// An endpoint that has failed for long without any success is disabled, its tenant told before.
+    fn disable_failing(&mut self, key: EndpointKey, observed: &Observed, now: Now) {
+        match Signal::of(observed.outcome) {
+            Signal::Failure | Signal::Alive => {}
+            Signal::Success | Signal::Silent | Signal::Gone => return,
+        }
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        let (Some(gate), Some(config)) = (&endpoint.gate, &endpoint.config) else {
+            return;
+        };
+        let told = endpoint.told.disabling;
+        if told.is_some_and(|told| now.database - told < TELL_AGAIN) {
+            return;
+        }
+        let limit = Duration::from_secs(u64::from(config.settings.disable_after_seconds));
+        let Some(failing_since) = gate.failing().since() else {
+            return;
+        };
+        let (notice, disable) = match disable_due(Some(failing_since), now.database, limit) {
+            Disable::Not => return,
+            Disable::Soon => (
+                Some((NoticeKind::EndpointDisablingSoon, Some(*observed))),
+                None,
+            ),
+            Disable::Due => {
+                let disable = DisableFailing {
+                    version: config.version,
+                    failing_since,
+                };
+                (None, Some(disable))
+            }
+        };
+        endpoint.told.disabling = Some(now.database);
+        self.change(key, notice, disable);
+    }
+
+    /// Hands on what changed about an endpoint, with all that is stored of it.
+    pub(super) fn change(
+        &mut self,
+        key: EndpointKey,
+        notice: Option<(NoticeKind, Option<Observed>)>,
+        disable: Option<DisableFailing>,
+    ) {
+        let Some(owner) = self.owner_of(key) else {
+            return;
+        };
+        let Some(endpoint) = self.endpoints.get(&key) else {
+            return;
+        };
+        let Some(gate) = &endpoint.gate else {
+            return;
+        };
+        let notices = notice.into_iter().map(|(kind, observed)| {
+            let facts = Facts {
+                outcome: observed.map(|observed| observed.outcome),
+                failing_since: gate.failing().since(),
+                next_probe_at: gate.breaker().probe_at(),
+            };
+            (kind, facts)
+        });
+        self.effects.push(Effect::Change(Box::new(Change {
+            owner,
+            endpoint: key,
+            tenant: endpoint.tenant,
+            runtime: Some(gate.runtime()),
+            notices: notices.collect(),
+            disable,
+        })));
+    }
+
+    /// Under which ownership something is asked about an endpoint now.
+    pub(super) fn owner_of(&self, key: EndpointKey) -> Option<Ownership> {
+        let slot = self.endpoints.get(&key)?.slot;
+        Some(Ownership {
+            incarnation: self.incarnation?,
+            slot,
+            epoch: self.slots.working(slot)?,
+        })
+    }
+
+    /// A request was not made after all.
+    pub(super) fn not_sent(
+        &mut self,
+        owner: Ownership,
+        key: EndpointKey,
+        delivery: Uuid,
+        now: Now,
+    ) {
+        let (flight, ours) = self.permit_returned(owner, delivery);
+        if !ours {
+            return;
+        }
+        if let Some(flight) = &flight {
+            self.permit_freed(flight, None);
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(&key) {
+            if let Some(gate) = endpoint
+                .gate
+                .as_mut()
+                .filter(|_| flight.is_some_and(|flight| flight.probe))
+            {
+                gate.probe_lost();
+            }
+            endpoint.not_sent(delivery, now);
+        }
+        self.consider(key, now);
+    }
+}

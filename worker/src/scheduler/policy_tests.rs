@@ -1,0 +1,618 @@
+//! Delivery policy as the scheduler carries it out: breaker and probe, buckets, shares, recovery.
+
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "a test looks at one kind of effect"
+)]
+
+use std::sync::Arc;
+
+use shared::domain::attempt::Outcome;
+use shared::domain::endpoint::{EndpointSettings, EndpointState, RateLimit};
+use shared::domain::notice::NoticeKind;
+use shared::ids::lower_bound;
+
+use super::tests::{Bench, ENDPOINT, EPOCH, SLOT, START, TENANT, config, id, row, sent};
+use super::*;
+use crate::admission::TakeOver;
+use crate::endpoint_config::EndpointConfig;
+
+const COOLDOWN: Duration = Duration::from_secs(300);
+
+impl Bench {
+    /// Answers a load with these rows and this configuration, if it was asked for.
+    fn answer_as(&mut self, request: &LoadRequest, rows: Vec<LiveRow>, config: EndpointConfig) {
+        self.answer_more(request, rows, config, false);
+    }
+
+    fn answer_more(
+        &mut self,
+        request: &LoadRequest,
+        rows: Vec<LiveRow>,
+        config: EndpointConfig,
+        more: bool,
+    ) {
+        self.tell(Input::Loaded(vec![LoadedEndpoint {
+            slot: request.slot,
+            epoch: request.epoch,
+            endpoint: request.endpoint,
+            rows,
+            more_ready: more,
+            fresh: Vec::new(),
+            more_fresh: false,
+            retries_read: request.retry_limit > 0,
+            next_due: None,
+            config: request.config.then(|| Arc::new(config)),
+            history: request.history.then(Vec::new),
+        }]));
+    }
+
+    fn hint(&mut self) {
+        self.tell(Input::Hint(vec![(SLOT, ENDPOINT)]));
+    }
+
+    /// The record of a request that started when it took this long, seen from now.
+    fn ended(&mut self, delivery: Uuid, outcome: Outcome, took: Duration) {
+        self.ended_as(delivery, outcome, took, |observed| observed);
+    }
+
+    fn ended_as(
+        &mut self,
+        delivery: Uuid,
+        outcome: Outcome,
+        took: Duration,
+        change: impl FnOnce(Observed) -> Observed,
+    ) {
+        let probe = self
+            .scheduler
+            .in_flight
+            .iter()
+            .any(|((_, id), flight)| *id == delivery && flight.probe);
+        let observed = change(Observed {
+            outcome,
+            started_at: self.now().database - took,
+            took,
+            timed_out: false,
+            retry_after: None,
+            exhausted: None,
+            probe,
+        });
+        let owner = self.owner();
+        self.tell(Input::Recorded(vec![Recorded {
+            owner,
+            endpoint: ENDPOINT,
+            delivery,
+            next_due: None,
+            observed: Some(observed),
+            dead: false,
+        }]));
+    }
+
+    /// Fails one delivery after the other until `count` have failed, half a second apart.
+    fn fail(&mut self, count: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for number in 0..count {
+            self.wait(Duration::from_millis(500));
+            self.renew();
+            self.hint();
+            let request = self.asked();
+            self.answer_as(&request, vec![row(id(number))], with(|_| {}));
+            assert_eq!(sent(&self.effects()), [id(number)]);
+            self.ended(id(number), Outcome::Transient, Duration::from_millis(5));
+        }
+        effects.extend(self.effects());
+        effects
+    }
+
+    fn open(&mut self) {
+        self.fail(10);
+        assert!(self.is_open());
+    }
+
+    fn is_open(&self) -> bool {
+        self.scheduler.endpoints.get(&ENDPOINT).unwrap().is_open()
+    }
+
+    fn pass(&mut self, length: Duration) {
+        self.wait(length);
+        self.renew();
+        self.tell(Input::Tick);
+    }
+}
+
+fn with(change: impl FnOnce(&mut EndpointSettings)) -> EndpointConfig {
+    let mut config = config(ENDPOINT, EndpointState::Enabled);
+    change(&mut config.settings);
+    config
+}
+
+fn limited(per_second: f64, burst: u32) -> EndpointConfig {
+    with(|settings| {
+        settings.rate_limit = Some(RateLimit { per_second, burst });
+        settings.max_in_flight = 100;
+    })
+}
+
+fn loads(effects: &[Effect]) -> Vec<LoadRequest> {
+    let loads = effects.iter().filter_map(|effect| match effect {
+        Effect::Load(requests) => Some(requests.clone()),
+        _ => None,
+    });
+    loads.flatten().collect()
+}
+
+fn told(effects: &[Effect]) -> Vec<NoticeKind> {
+    let changes = effects.iter().filter_map(|effect| match effect {
+        Effect::Change(change) => Some(&change.notices),
+        _ => None,
+    });
+    changes.flatten().map(|(kind, _)| *kind).collect()
+}
+
+fn revivals(effects: &[Effect]) -> Vec<usize> {
+    let revivals = effects.iter().filter_map(|effect| match effect {
+        Effect::Revive { count, .. } => Some(*count),
+        _ => None,
+    });
+    revivals.collect()
+}
+
+// ## The breaker
+
+#[test]
+fn ten_failures_open_the_breaker_and_nothing_is_loaded_or_sent_until_the_probe() {
+    let mut bench = Bench::new();
+    let effects = bench.fail(10);
+
+    bench.hint();
+    bench.scan_finds(true, None);
+    bench.pass(COOLDOWN - Duration::from_secs(1));
+    let waiting = bench.effects();
+
+    assert_eq!(told(&effects), [NoticeKind::EndpointOpened]);
+    assert_eq!((sent(&waiting), loads(&waiting).len()), (vec![], 0));
+}
+
+#[test]
+fn ten_failures_at_once_are_one_event_and_open_nothing() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    let rows: Vec<_> = (0..10).map(|number| row(id(number))).collect();
+    bench.answer_as(&request, rows, with(|settings| settings.max_in_flight = 10));
+    assert_eq!(sent(&bench.effects()).len(), 10);
+
+    for number in 0..10 {
+        bench.ended(id(number), Outcome::Transient, Duration::from_millis(50));
+    }
+
+    assert!(!bench.is_open());
+}
+
+/// B1
+#[test]
+fn when_the_cooldown_is_over_one_delivery_is_the_probe_and_the_others_wait_for_it() {
+    let mut bench = Bench::new();
+    bench.open();
+    bench.hint();
+
+    bench.pass(COOLDOWN);
+    let request = bench.asked();
+    bench.answer_more(&request, vec![row(id(50))], with(|_| {}), true);
+    let probes = bench.effects();
+    bench.hint();
+    bench.scan_finds(true, None);
+    bench.pass(Duration::from_secs(5));
+    let meanwhile = bench.effects();
+
+    assert_eq!(request.ready_limit, 1);
+    assert_eq!(sent(&probes), [id(50)]);
+    assert_eq!((sent(&meanwhile), loads(&meanwhile).len()), (vec![], 0));
+}
+
+#[test]
+fn a_probe_that_fails_doubles_the_cooldown() {
+    let mut bench = Bench::new();
+    bench.open();
+    bench.hint();
+    bench.pass(COOLDOWN);
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(50))], with(|_| {}));
+    bench.effects();
+    bench.ended(id(50), Outcome::Transient, Duration::from_secs(1));
+    bench.effects();
+    bench.hint();
+
+    bench.pass(2 * COOLDOWN - Duration::from_secs(1));
+    let early = bench.effects();
+    bench.pass(Duration::from_secs(1));
+
+    assert_eq!(loads(&early).len(), 0);
+    assert_eq!(bench.asked().ready_limit, 1);
+}
+
+#[test]
+fn a_probe_that_was_not_sent_is_made_again_at_once() {
+    let mut bench = Bench::new();
+    bench.open();
+    bench.hint();
+    bench.pass(COOLDOWN);
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(50))], with(|_| {}));
+    assert_eq!(sent(&bench.effects()), [id(50)]);
+
+    let owner = bench.owner();
+    bench.tell(Input::NotSent {
+        owner,
+        endpoint: ENDPOINT,
+        delivery: id(50),
+    });
+    let again = bench.asked();
+    bench.answer_as(&again, vec![row(id(50))], with(|_| {}));
+
+    assert_eq!(sent(&bench.effects()), [id(50)]);
+}
+
+#[test]
+fn a_success_of_the_probe_closes_the_breaker_and_sending_ramps_up() {
+    let mut bench = Bench::new();
+    bench.open();
+    bench.hint();
+    bench.pass(COOLDOWN);
+    let many = |settings: &mut EndpointSettings| settings.max_in_flight = 10;
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(50))], with(many));
+    bench.effects();
+
+    bench.ended(id(50), Outcome::Delivered, Duration::from_millis(5));
+    let closed = bench.effects();
+    let request = loads(&closed).remove(0);
+    let rows: Vec<_> = (100..110).map(|number| row(id(number))).collect();
+    bench.answer_as(&request, rows, with(many));
+    let first = sent(&bench.effects());
+    bench.ended(id(100), Outcome::Delivered, Duration::from_millis(5));
+    let second = sent(&bench.effects());
+
+    assert_eq!(told(&closed), [NoticeKind::EndpointClosed]);
+    assert_eq!((first, second), (vec![id(100)], vec![id(101), id(102)]));
+}
+
+#[test]
+fn a_ladder_that_is_exhausted_without_a_success_since_it_began_opens_the_breaker() {
+    for (success_first, opens) in [(false, true), (true, false)] {
+        let mut bench = Bench::new();
+        bench.hint();
+        let request = bench.asked();
+        bench.answer_as(&request, vec![row(id(1)), row(id(2))], with(|_| {}));
+        bench.effects();
+        let began = bench.now().database - Duration::from_secs(60);
+        if success_first {
+            bench.ended(id(1), Outcome::Delivered, Duration::from_millis(5));
+        }
+
+        bench.ended_as(id(2), Outcome::Transient, Duration::from_millis(5), |it| {
+            Observed {
+                exhausted: Some(began),
+                ..it
+            }
+        });
+        // What was tried before this owner came is read first.
+        let effects = bench.effects();
+        if let Some(request) = loads(&effects).into_iter().find(|request| request.history) {
+            bench.answer_as(&request, vec![], with(|_| {}));
+        }
+
+        assert_eq!(bench.is_open(), opens, "{success_first}");
+    }
+}
+
+#[test]
+fn what_was_tried_under_the_last_owner_counts() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(1)), row(id(2))], with(|_| {}));
+    bench.effects();
+
+    bench.ended(id(1), Outcome::Transient, Duration::from_millis(5));
+    let request = loads(&bench.effects()).remove(0);
+    assert!(request.history);
+    let before = |seconds| bench.now().database - Duration::from_secs(seconds);
+    let history = (1..=9).map(|second| (Outcome::Transient, before(10 * second)));
+    let history = Some(history.collect());
+    let mut loaded = vec![LoadedEndpoint {
+        slot: SLOT,
+        epoch: EPOCH,
+        endpoint: ENDPOINT,
+        rows: vec![],
+        more_ready: false,
+        fresh: vec![],
+        more_fresh: false,
+        retries_read: false,
+        next_due: None,
+        config: None,
+        history,
+    }];
+    bench.tell(Input::Loaded(std::mem::take(&mut loaded)));
+    bench.ended(id(2), Outcome::Transient, Duration::from_millis(5));
+
+    assert!(bench.is_open());
+}
+
+// ## Buckets
+
+/// R1
+#[test]
+fn an_endpoint_gets_its_burst_and_then_its_rate() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    let rows: Vec<_> = (0..10).map(|number| row(id(number))).collect();
+    bench.answer_as(&request, rows, limited(2.0, 3));
+    // Full: nobody can have sent before.
+    assert_eq!(sent(&bench.effects()).len(), 3);
+
+    bench.pass(Duration::from_millis(499));
+    let early = sent(&bench.effects());
+    bench.pass(Duration::from_millis(1));
+    let one = sent(&bench.effects());
+    bench.pass(Duration::from_secs(1));
+
+    assert_eq!((early.len(), one.len()), (0, 1));
+    assert_eq!(sent(&bench.effects()).len(), 2);
+}
+
+/// R1
+#[test]
+fn after_a_crash_a_bucket_is_empty_as_of_the_take_over_and_handed_over_it_stands_where_it_stood() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    let rows: Vec<_> = (0..10).map(|number| row(id(number))).collect();
+    bench.answer_as(&request, rows.clone(), limited(1.0, 5));
+    assert_eq!(sent(&bench.effects()).len(), 5);
+    for number in 0..5 {
+        bench.record(id(number), None);
+    }
+    bench.tell(Input::Drain);
+    let handed_over = bench.effects().into_iter().find_map(|effect| match effect {
+        Effect::Release(slots) => slots.into_iter().next(),
+        _ => None,
+    });
+    let position = handed_over.unwrap().endpoints.first().unwrap().bucket;
+    assert_eq!(
+        position,
+        Some(bench.now().database + Duration::from_secs(5))
+    );
+
+    let mut next = Bench::new();
+    next.tell(Input::Released(vec![(SLOT, EPOCH)]));
+    let emptied_at = Some(next.now().database);
+    next.tell(Input::Acquired {
+        slots: vec![Taken {
+            slot: SLOT,
+            how: TakeOver {
+                epoch: EPOCH,
+                clean: false,
+                emptied_at,
+            },
+        }],
+        suspects: HashMap::new(),
+    });
+    next.pass(Duration::from_secs(2));
+    next.hint();
+    let request = next.asked();
+    next.answer_as(&request, rows, limited(1.0, 5));
+
+    assert_eq!(sent(&next.effects()).len(), 2, "two seconds' worth");
+}
+
+#[test]
+fn a_receiver_that_asks_to_be_left_alone_is() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    let rows: Vec<_> = (0..10).map(|number| row(id(number))).collect();
+    bench.answer_as(&request, rows, with(|settings| settings.max_in_flight = 1));
+    bench.effects();
+    bench.ended_as(id(0), Outcome::Throttled, Duration::from_millis(5), |it| {
+        Observed {
+            retry_after: Some(Duration::from_secs(60)),
+            ..it
+        }
+    });
+
+    bench.pass(Duration::from_secs(59));
+    let early = sent(&bench.effects());
+    bench.pass(Duration::from_secs(1));
+
+    assert_eq!((early.len(), sent(&bench.effects()).len()), (0, 1));
+}
+
+// ## Shares
+
+/// O1
+#[test]
+fn endpoints_that_hang_leave_half_of_the_permits_to_those_that_answer() {
+    let mut bench = Bench::with_permits(16);
+    let endpoint = |key: i64| EndpointKey(key);
+    bench.hint();
+    let request = bench.asked();
+    let rows = vec![row(id(0)), row(id(1))];
+    bench.answer_as(&request, rows, with(|_| {}));
+    bench.effects();
+    bench.ended(id(0), Outcome::Delivered, Duration::from_millis(5));
+    bench.ended(id(1), Outcome::Delivered, Duration::from_millis(5));
+
+    let hanging: Vec<_> = (100..120).map(|key| (SLOT, endpoint(key))).collect();
+    bench.tell(Input::Hint(hanging));
+    let requests = loads(&bench.effects());
+    for (number, request) in (1_000..).step_by(10).zip(&requests) {
+        let rows = (0..4).map(|more| row(id(number + more))).collect();
+        let mut config = config(request.endpoint, EndpointState::Enabled);
+        config.settings.max_in_flight = 4;
+        bench.answer_as(request, rows, config);
+    }
+    let hanging = sent(&bench.effects()).len();
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(2)), row(id(3))], with(|_| {}));
+    let healthy = sent(&bench.effects());
+
+    assert_eq!((hanging, healthy), (8, vec![id(2), id(3)]));
+}
+
+// ## Recovery
+
+#[test]
+fn a_probe_takes_a_dead_letter_when_nothing_is_pending() {
+    let mut bench = Bench::new();
+    bench.open();
+    let opened = bench.effects();
+
+    bench.pass(COOLDOWN);
+    let due = bench.effects();
+    bench.tell(Input::Revived {
+        slot: SLOT,
+        epoch: EPOCH,
+        endpoint: ENDPOINT,
+        deliveries: Some(vec![id(70)]),
+    });
+    let request = bench.asked();
+    bench.answer_as(&request, vec![replay(70)], with(|_| {}));
+
+    assert_eq!((revivals(&opened), revivals(&due)), (vec![], vec![1]));
+    assert_eq!(sent(&bench.effects()), [id(70)]);
+}
+
+fn replay(number: u64) -> LiveRow {
+    LiveRow {
+        kind: shared::domain::delivery::Kind::AutoReplay,
+        ..row(id(number))
+    }
+}
+
+#[test]
+fn the_dead_letters_of_an_outage_are_made_live_after_the_ramp_until_there_are_none() {
+    let mut bench = Bench::new();
+    bench.open();
+    bench.hint();
+    bench.pass(COOLDOWN);
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(50))], with(|_| {}));
+    bench.effects();
+    // With a limit of two, one success is half of the ramp.
+    bench.ended(id(50), Outcome::Delivered, Duration::from_millis(5));
+    let asked = bench.effects();
+    for request in loads(&asked) {
+        bench.answer_as(&request, vec![], with(|_| {}));
+    }
+    let mut all = asked;
+    all.extend(bench.effects());
+    bench.tell(Input::Revived {
+        slot: SLOT,
+        epoch: EPOCH,
+        endpoint: ENDPOINT,
+        deliveries: Some(vec![]),
+    });
+    let ended = bench.effects();
+
+    assert_eq!(revivals(&all).len(), 1);
+    assert_eq!(told(&ended), [NoticeKind::DeliveryRecovered]);
+    assert_eq!(revivals(&bench.effects()), [0_usize; 0]);
+}
+
+#[test]
+fn a_new_event_does_not_wait_for_the_end_of_an_outages_backlog() {
+    let mut bench = Bench::new();
+    bench.open();
+    bench.hint();
+    bench.pass(COOLDOWN);
+    let request = bench.asked();
+    bench.answer_more(&request, vec![row(id(50))], with(|_| {}), true);
+    bench.effects();
+    bench.ended(id(50), Outcome::Delivered, Duration::from_millis(5));
+
+    let request = loads(&bench.effects()).remove(0);
+    let (cursor, _) = request.fresh.unwrap();
+    let backlog: Vec<_> = (100..104).map(|number| row(id(number))).collect();
+    let closed = bench.now().database;
+    let new = Uuid::from_u128(lower_bound(closed + Duration::from_millis(2)).as_u128() | 0x7 << 76);
+    bench.tell(Input::Loaded(vec![LoadedEndpoint {
+        slot: SLOT,
+        epoch: EPOCH,
+        endpoint: ENDPOINT,
+        rows: backlog,
+        more_ready: true,
+        fresh: vec![row(new)],
+        more_fresh: false,
+        retries_read: false,
+        next_due: None,
+        config: None,
+        history: None,
+    }]));
+    let mut order = Vec::new();
+    for _ in 0..3 {
+        let sent = sent(&bench.effects());
+        for delivery in &sent {
+            bench.ended(*delivery, Outcome::Delivered, Duration::from_millis(5));
+        }
+        order.extend(sent);
+    }
+
+    assert!(cursor >= lower_bound(START));
+    let place = order.iter().position(|delivery| *delivery == new);
+    assert!(place.is_some_and(|place| place <= 1), "{place:?} {order:?}");
+}
+
+/// D8
+#[test]
+fn what_waits_behind_an_open_breaker_is_ended_when_it_is_too_old() {
+    let mut bench = Bench::new();
+    bench.open();
+    bench.hint();
+
+    bench.pass(Duration::from_secs(61));
+    let expiries = bench
+        .effects()
+        .into_iter()
+        .filter_map(|effect| match effect {
+            Effect::Expire { older_than, .. } => Some(older_than),
+            _ => None,
+        });
+
+    let age = Duration::from_secs(5 * 86_400);
+    assert_eq!(expiries.collect::<Vec<_>>(), [bench.now().database - age]);
+}
+
+#[test]
+fn an_outage_whose_owner_died_before_it_was_stored_is_found_and_the_breaker_opens() {
+    let mut bench = Bench::new();
+    bench.tell(Input::Released(vec![(SLOT, EPOCH)]));
+    let epoch = Epoch(EPOCH.0 + 1);
+    bench.tell(Input::Acquired {
+        slots: vec![Taken {
+            slot: SLOT,
+            how: TakeOver {
+                epoch,
+                clean: false,
+                emptied_at: None,
+            },
+        }],
+        suspects: HashMap::new(),
+    });
+    let asked = bench.effects().into_iter().find_map(|effect| match effect {
+        Effect::FindOutages(slots) => Some(slots),
+        _ => None,
+    });
+    bench.tell(Input::Outages {
+        slots: vec![(SLOT, epoch)],
+        found: Some(vec![(SLOT, ENDPOINT, TENANT)]),
+    });
+    let request = bench.asked();
+    bench.answer_as(&request, vec![], with(|_| {}));
+
+    assert_eq!(asked, Some(vec![(SLOT, epoch)]));
+    assert_eq!(told(&bench.effects()), [NoticeKind::EndpointOpened]);
+    assert!(bench.is_open());
+}

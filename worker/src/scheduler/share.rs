@@ -1,0 +1,159 @@
+//! Shares of the worker's permits, so that endpoints that are slow, many or hot leave the others room (O1).
+//!
+//! - Endpoints that answer slowly, or have not answered yet, hold at most half of all permits together:
+//!   that many that hang delay nobody else, from the first second. A request that is out for
+//!   [`SLOW_AFTER`] makes its endpoint slow at once, before its deadline and long before a breaker.
+//! - No endpoint holds more than a quarter of the permits that the others leave it: the fewer there are,
+//!   the less each may add, so that many that begin to hang at the same moment do not take all of them.
+
+use std::time::Duration;
+
+use shared::ids::EndpointKey;
+use shared::runtime::clock::BootTime;
+use uuid::Uuid;
+
+use super::{Now, Scheduler};
+use crate::job::Ownership;
+
+/// From here on an answer is slow.
+pub(super) const SLOW_AFTER: Duration = Duration::from_secs(1);
+/// The weight of the last answer among those before, as a divisor.
+const SMOOTHING: u32 = 8;
+
+/// A request that is sent and not recorded.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InFlight {
+    pub(super) started: BootTime,
+    pub(super) endpoint: EndpointKey,
+    pub(super) probe: bool,
+    pub(super) replay: bool,
+    /// Counted in its endpoint's `overdue`.
+    overdue: bool,
+}
+
+impl InFlight {
+    pub(super) const fn new(
+        started: BootTime,
+        endpoint: EndpointKey,
+        probe: bool,
+        replay: bool,
+    ) -> Self {
+        Self {
+            started,
+            endpoint,
+            probe,
+            replay,
+            overdue: false,
+        }
+    }
+}
+
+/// How fast an endpoint answers.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    smoothed: Option<Duration>,
+    /// Requests that are out for longer than [`SLOW_AFTER`].
+    overdue: usize,
+}
+
+impl Pace {
+    /// Slow, or not known to be quick.
+    pub(super) fn is_slow(&self) -> bool {
+        self.overdue > 0 || self.smoothed.is_none_or(|time| time >= SLOW_AFTER)
+    }
+
+    fn answered(&mut self, took: Duration) {
+        self.smoothed = Some(
+            self.smoothed
+                .map_or(took, |before| (before * (SMOOTHING - 1) + took) / SMOOTHING),
+        );
+    }
+}
+
+impl Scheduler {
+    /// Whether the endpoint may have one more of the worker's permits.
+    pub(super) fn has_share(&self, in_flight: usize, slow: bool) -> bool {
+        let others = self.in_flight.len().saturating_sub(in_flight);
+        let left = self.settings.max_in_flight.saturating_sub(others);
+        in_flight * 4 < left && (!slow || self.slow_have_room())
+    }
+
+    /// Whether slow endpoints may have one more permit.
+    pub(super) fn slow_have_room(&self) -> bool {
+        self.slow_in_flight < self.settings.max_in_flight.div_ceil(2)
+    }
+
+    /// A request started: its permit is taken from its endpoint's share.
+    pub(super) fn permit_taken(&mut self, id: (Ownership, Uuid), flight: InFlight) {
+        self.in_flight.insert(id, flight);
+        self.starts.push_back((flight.started, id));
+        if let Some(endpoint) = self.endpoints.get_mut(&flight.endpoint) {
+            endpoint.in_flight += 1;
+            endpoint.replays_in_flight += usize::from(flight.replay);
+            if endpoint.counted_slow {
+                self.slow_in_flight += 1;
+            }
+        }
+    }
+
+    /// A request is recorded: its permit comes back. `took`: how long the answer took, if there was one.
+    pub(super) fn permit_freed(&mut self, flight: &InFlight, took: Option<Duration>) {
+        let Some(endpoint) = self.endpoints.get_mut(&flight.endpoint) else {
+            return;
+        };
+        endpoint.in_flight = endpoint.in_flight.saturating_sub(1);
+        endpoint.replays_in_flight = endpoint
+            .replays_in_flight
+            .saturating_sub(usize::from(flight.replay));
+        if endpoint.counted_slow {
+            self.slow_in_flight = self.slow_in_flight.saturating_sub(1);
+        }
+        if flight.overdue {
+            endpoint.pace.overdue = endpoint.pace.overdue.saturating_sub(1);
+        }
+        if let Some(took) = took {
+            endpoint.pace.answered(took);
+        }
+        self.count_again(flight.endpoint);
+    }
+
+    /// Requests that are out for long make their endpoints slow.
+    pub(super) fn find_overdue(&mut self, now: Now) {
+        while let Some((started, id)) = self.starts.front().copied() {
+            if now.boot.since(started) < SLOW_AFTER {
+                return;
+            }
+            self.starts.pop_front();
+            let Some(flight) = self
+                .in_flight
+                .get_mut(&id)
+                .filter(|flight| flight.started == started)
+            else {
+                continue;
+            };
+            let key = flight.endpoint;
+            if let Some(endpoint) = self.endpoints.get_mut(&key) {
+                flight.overdue = true;
+                endpoint.pace.overdue += 1;
+            }
+            self.count_again(key);
+        }
+    }
+
+    /// Moves an endpoint's permits into the share where they belong now.
+    fn count_again(&mut self, key: EndpointKey) {
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        let slow = endpoint.pace.is_slow();
+        if slow == endpoint.counted_slow {
+            return;
+        }
+        endpoint.counted_slow = slow;
+        if slow {
+            self.slow_in_flight += endpoint.in_flight;
+        } else {
+            self.slow_in_flight = self.slow_in_flight.saturating_sub(endpoint.in_flight);
+        }
+    }
+}
