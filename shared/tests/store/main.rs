@@ -17,6 +17,7 @@ mod ordered;
 mod owner;
 mod partitions;
 mod plans;
+mod policy_plans;
 mod queue;
 mod recovery;
 mod retention;
