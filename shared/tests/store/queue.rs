@@ -294,6 +294,46 @@ async fn a_delivery_goes_through_its_ladder_and_is_in_one_table_at_a_time() {
 }
 
 #[tokio::test]
+async fn a_row_keeps_its_first_attempt_and_its_end_of_life_from_rung_to_rung() {
+    let world = World::new().await;
+    let ends = later(3_600).replace_nanosecond(0).unwrap();
+    let first = wall_time().replace_nanosecond(0).unwrap();
+    let update = "UPDATE ready SET deliver_before = $1";
+    world.session.execute(update, &[&ends]).await.unwrap();
+    let retried = |before, started_at| RecordRow {
+        attempt: Some(attempt(started_at)),
+        ..world.row(before, Next::Retry(first))
+    };
+
+    let fresh = loaded(&world).await;
+    assert!(world.record(retried(0, first)).await.unwrap());
+    let once = loaded(&world).await;
+    assert!(world.record(retried(1, later(1))).await.unwrap());
+    let twice = loaded(&world).await;
+
+    let facts = |row: &queue::Row| (row.first_at, row.event.as_ref().unwrap().2);
+    assert_eq!(facts(&fresh), (None, Some(ends)));
+    assert_eq!(facts(&once), (Some(first), Some(ends)));
+    assert_eq!(facts(&twice), (Some(first), Some(ends)));
+    assert_eq!(twice.attempts_made, 2);
+}
+
+/// The world's delivery as its owner loads it.
+async fn loaded(world: &World) -> queue::Row {
+    let want = Want {
+        slot: SLOT,
+        endpoint: ENDPOINT,
+        cursor: Uuid::nil(),
+        ready_limit: 1,
+        retry_limit: 1,
+    };
+    let (ready, retry) = queue::load(&world.session, &world.sql, &[want], later(60))
+        .await
+        .unwrap();
+    ready.into_iter().chain(retry).next().unwrap()
+}
+
+#[tokio::test]
 async fn a_delivery_that_ends_without_a_request_leaves_no_attempt() {
     let world = World::new().await;
     let expired = RecordRow {
