@@ -37,6 +37,10 @@ WHERE ctid >= $1::text::tid AND ctid < $2::text::tid GROUP BY tenant_id, endpoin
 const COUNT_RETRY: &str = "
 SELECT tenant_id, endpoint_id, count(*) FROM retry
 WHERE ctid >= $1::text::tid AND ctid < $2::text::tid GROUP BY tenant_id, endpoint_id";
+/// As [`COUNT_READY`].
+const COUNT_ORDERED: &str = "
+SELECT tenant_id, endpoint_id, count(*) FROM ready_ordered
+WHERE ctid >= $1::text::tid AND ctid < $2::text::tid GROUP BY tenant_id, endpoint_id";
 /// By primary key. `max_pending` is absent where it is the program's default ($3).
 const OVER_LIMIT: &str = "
 SELECT e.tenant_id, e.id FROM unnest($1::int8[], $2::int8[]) w(endpoint_id, waiting)
@@ -71,6 +75,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("backlog.size", SIZE),
     ("backlog.count_ready", COUNT_READY),
     ("backlog.count_retry", COUNT_RETRY),
+    ("backlog.count_ordered", COUNT_ORDERED),
     ("backlog.over_limit", OVER_LIMIT),
     ("backlog.full", FULL),
     ("backlog.tenant_limits", TENANT_LIMITS),
@@ -98,13 +103,17 @@ pub struct FullEndpoint {
     pub max_pending: i64,
 }
 
-/// Counts what waits in `ready` and `retry`.
+/// Counts what waits in `ready`, `retry` and `ready_ordered`.
 ///
 /// # Errors
 /// Those of the database.
 pub async fn count_waiting(client: &Client) -> Result<Waiting, StoreError> {
     let mut waiting = Waiting::default();
-    for (table, statement) in [("ready", COUNT_READY), ("retry", COUNT_RETRY)] {
+    for (table, statement) in [
+        ("ready", COUNT_READY),
+        ("retry", COUNT_RETRY),
+        ("ready_ordered", COUNT_ORDERED),
+    ] {
         let pages: i64 = client.query_one(SIZE, &[&table]).await?.get(0);
         let statement = client.prepare(statement).await?;
         let mut from = 0;

@@ -4,12 +4,15 @@
 //! (compare-and-delete). Removal is fenced: a worker that was declared dead must not swallow a command
 //! that its successor has not seen (D3).
 
+use std::time::Duration;
+
 use time::OffsetDateTime;
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::StoreError;
+use crate::domain::attempt::Outcome;
 use crate::ids::{EndpointKey, Incarnation, Slot, TenantKey};
 
 /// By `commands_slot`.
@@ -23,11 +26,14 @@ WITH me AS MATERIALIZED (SELECT id FROM workers WHERE id = $1 FOR KEY SHARE),
 mine AS MATERIALIZED (SELECT s.slot FROM slots s JOIN me ON me.id = s.owner)
 DELETE FROM commands c WHERE c.id = ANY ($2) AND c.slot IN (SELECT slot FROM mine)";
 
-/// By `retry_by_id`. A row that is due already is left alone: it may be on the wire, and a record
+/// By `retry_by_id` and `ready_ordered_by_id`. A row that is due already is left alone: it may be on the wire, and a record
 /// that finds it moved would not apply.
 const MAKE_DUE: &str = "
 WITH me AS MATERIALIZED (SELECT id FROM workers WHERE id = $1 FOR KEY SHARE),
-mine AS MATERIALIZED (SELECT s.slot FROM slots s JOIN me ON me.id = s.owner)
+mine AS MATERIALIZED (SELECT s.slot FROM slots s JOIN me ON me.id = s.owner),
+o AS (
+  UPDATE ready_ordered r SET due_at = $4
+  WHERE r.tenant_id = $2 AND r.id = $3 AND r.due_at > $4 AND r.slot IN (SELECT slot FROM mine))
 UPDATE retry r SET due_at = $4 WHERE r.tenant_id = $2 AND r.id = $3 AND r.due_at > $4 AND r.slot IN (SELECT slot FROM mine)";
 
 /// The endpoint's owner met a 410: disabled in the transaction of the command that tells everyone.
@@ -39,12 +45,51 @@ t AS (
   UPDATE tenants SET config_version = config_version + 1 WHERE id IN (SELECT tenant_id FROM e))
 INSERT INTO commands (slot, tenant_id, endpoint_id, verb) SELECT slot, tenant_id, id, 1 FROM e";
 
+/// [`DISABLE`], if an attempt of that delivery and instant counted and was answered with a 410. By
+/// `attempts_pkey`. Whether the record's acknowledgement arrived does not matter.
+const DISABLE_GONE: &str = "
+WITH gone AS MATERIALIZED (
+  SELECT FROM attempts a WHERE a.tenant_id = $2 AND a.delivery_id = $5 AND a.started_at = $6 AND a.applied AND a.outcome = $7 LIMIT 1),
+e AS (
+  UPDATE endpoints SET state = 2, state_reason = $3, version = version + 1, updated_at = now()
+  WHERE id = $1 AND tenant_id = $2 AND state = 1 AND version = $4 AND EXISTS (SELECT FROM gone) RETURNING id, tenant_id, slot),
+t AS (
+  UPDATE tenants SET config_version = config_version + 1 WHERE id IN (SELECT tenant_id FROM e))
+INSERT INTO commands (slot, tenant_id, endpoint_id, verb) SELECT slot, tenant_id, id, 1 FROM e";
+
+/// [`DISABLE`], if the attempts bear it out. By `attempts_endpoint` of the partitions since then: the first
+/// failure, and of the last 100,000 attempts how many failed, and whether one succeeded. Who saw that
+/// many failures in a row since a success that was forgotten in a crash is wrong about its instant only.
+const DISABLE_FAILING: &str = "
+WITH since AS MATERIALIZED (
+  SELECT greatest($5, (SELECT r.enabled_at FROM endpoint_runtime r WHERE r.endpoint_id = $1)) AS at),
+first AS MATERIALIZED (
+  SELECT a.started_at FROM attempts a
+  WHERE a.endpoint_id = $1 AND a.started_at >= (SELECT at FROM since) AND a.applied AND a.outcome = ANY ($6)
+  ORDER BY a.endpoint_id, a.started_at LIMIT 1),
+recent AS MATERIALIZED (
+  SELECT a.outcome, a.started_at FROM attempts a
+  WHERE a.endpoint_id = $1 AND a.started_at >= (SELECT at FROM since) AND a.applied
+  ORDER BY a.endpoint_id, a.started_at DESC LIMIT 100000),
+borne_out AS MATERIALIZED (
+  SELECT FROM recent
+  HAVING count(*) FILTER (WHERE outcome = ANY ($6)) >= $7 AND NOT coalesce(bool_or(outcome = $8), false)
+     AND max(started_at) FILTER (WHERE outcome = ANY ($6)) - (SELECT started_at FROM first) >= $9::float8 * interval '1 s'),
+e AS (
+  UPDATE endpoints SET state = 2, state_reason = $3, version = version + 1, updated_at = now()
+  WHERE id = $1 AND tenant_id = $2 AND state = 1 AND version = $4 AND EXISTS (SELECT FROM borne_out) RETURNING id, tenant_id, slot),
+t AS (
+  UPDATE tenants SET config_version = config_version + 1 WHERE id IN (SELECT tenant_id FROM e))
+INSERT INTO commands (slot, tenant_id, endpoint_id, verb) SELECT slot, tenant_id, id, 1 FROM e";
+
 /// Every statement of this module, for the test that prepares them all.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("commands::pending", PENDING),
     ("commands::remove", REMOVE),
     ("commands::make_due", MAKE_DUE),
     ("commands::disable", DISABLE),
+    ("commands::disable_gone", DISABLE_GONE),
+    ("commands::disable_failing", DISABLE_FAILING),
 ];
 
 /// What is asked.
@@ -139,4 +184,73 @@ pub async fn disable(
 ) -> Result<bool, StoreError> {
     let params: [&(dyn ToSql + Sync); 4] = [&endpoint.0, &tenant.0, &reason, &version];
     Ok(client.execute(DISABLE, &params).await? > 0)
+}
+
+/// Disables an endpoint as [`disable`], if the database holds an attempt that counted, of this delivery and
+/// started at this instant, and was answered with a 410. For every record that decided so, also one that
+/// seems to have come too late: its first submission may have been applied and its acknowledgement lost.
+///
+/// # Errors
+/// As any statement.
+pub async fn disable_gone(
+    client: &Client,
+    (endpoint, version): (EndpointKey, i32),
+    tenant: TenantKey,
+    (delivery, started_at): (Uuid, OffsetDateTime),
+    reason: &str,
+) -> Result<bool, StoreError> {
+    let gone = Outcome::Gone.code();
+    let params: [&(dyn ToSql + Sync); 7] = [
+        &endpoint.0,
+        &tenant.0,
+        &reason,
+        &version,
+        &delivery,
+        &started_at,
+        &gone,
+    ];
+    Ok(client.execute(DISABLE_GONE, &params).await? > 0)
+}
+
+/// So many failures at least, and so far apart: a monthly event that fails once disables nothing.
+const LEAST_FAILURES: i64 = 10;
+/// See [`LEAST_FAILURES`].
+const LEAST_SPAN: Duration = Duration::from_secs(12 * 3_600);
+/// What says that the endpoint does not work: neither our own trouble nor a receiver that is busy.
+const FAILURES: [Outcome; 4] = [
+    Outcome::Transient,
+    Outcome::Misconfigured,
+    Outcome::Permanent,
+    Outcome::Gone,
+];
+
+/// Disables an endpoint that has failed since `failing_since` (or since it was enabled again) under this
+/// version of it; whether it did. Only if the attempts bear it out: at least 10 failures over at least 12
+/// hours, and no success. Not fenced: what decides is in the database, whoever asks. Call
+/// [`super::notify::commands`] afterwards.
+///
+/// # Errors
+/// As any statement.
+pub async fn disable_failing(
+    client: &Client,
+    (endpoint, version): (EndpointKey, i32),
+    tenant: TenantKey,
+    failing_since: OffsetDateTime,
+    reason: &str,
+) -> Result<bool, StoreError> {
+    let failures = FAILURES.map(Outcome::code).to_vec();
+    let success = Outcome::Delivered.code();
+    let span = LEAST_SPAN.as_secs_f64();
+    let params: [&(dyn ToSql + Sync); 9] = [
+        &endpoint.0,
+        &tenant.0,
+        &reason,
+        &version,
+        &failing_since,
+        &failures,
+        &LEAST_FAILURES,
+        &success,
+        &span,
+    ];
+    Ok(client.execute(DISABLE_FAILING, &params).await? > 0)
 }

@@ -21,19 +21,23 @@ async fn what_waits_is_counted_exactly_across_all_pages() {
                FROM generate_series(1, 2100) i;
              INSERT INTO retry (slot, tenant_id, endpoint_id, id, event_id, due_at)
                SELECT 1, 5, 8, gen_random_uuid(), gen_random_uuid(), now()
-               FROM generate_series(1, 33) i",
+               FROM generate_series(1, 33) i;
+             INSERT INTO ready_ordered (slot, tenant_id, endpoint_id, id, event_id, order_key, order_seq)
+               SELECT 1, 5, 9, gen_random_uuid(), gen_random_uuid(), i % 3, i
+               FROM generate_series(1, 12) i",
         )
         .await
         .unwrap();
 
     let waiting = count_waiting(&session).await.unwrap();
 
-    assert_eq!(waiting.endpoints.len(), 8);
+    assert_eq!(waiting.endpoints.len(), 9);
     assert_eq!(waiting.endpoints[&EndpointKey(3)], 300);
     assert_eq!(waiting.endpoints[&EndpointKey(8)], 33);
+    assert_eq!(waiting.endpoints[&EndpointKey(9)], 12);
     assert_eq!(waiting.tenants.len(), 4);
     assert_eq!(waiting.tenants[&TenantKey(2)], 700);
-    assert_eq!(waiting.tenants[&TenantKey(5)], 33);
+    assert_eq!(waiting.tenants[&TenantKey(5)], 45);
 }
 
 /// A million rows at 20,000 endpoints, never vacuumed, of tables analysed while they were empty.

@@ -7,9 +7,10 @@
 use std::time::Duration;
 
 use shared::domain::attempt::Outcome;
+use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use shared::runtime::clock::{boot_time, wall_time};
-use shared::store::queue::{self, AttemptRow, Next, RecordRow, Statements, Want};
+use shared::store::queue::{self, AttemptRow, LineWant, Lines, Next, RecordRow, Statements, Want};
 use shared::store::{Role, Session, slots};
 use shared::testing::TestDatabase;
 use uuid::Uuid;
@@ -48,7 +49,13 @@ impl Crowd {
         let taken = slots::acquire(&session, owner, 256).await.unwrap();
         let epoch = taken.iter().find(|it| it.slot == SLOT).unwrap().epoch;
         let event = event(&session, now(&session).await).await;
-        for table in ["ready", "retry", "attempts"] {
+        for table in [
+            "ready",
+            "retry",
+            "ready_ordered",
+            "dead_letters",
+            "attempts",
+        ] {
             session
                 .batch_execute(&format!("VACUUM ANALYZE {table}"))
                 .await
@@ -69,6 +76,10 @@ impl Crowd {
             .unwrap();
         crowd.load(CROWDED).await;
         crowd.record(&[Uuid::new_v4()]).await;
+        crowd.load_lines(CROWDED, vec![OrderKey(1)]).await;
+        crowd
+            .record_ordered(&[Uuid::new_v4()], Next::Delivered)
+            .await;
         crowd
     }
 
@@ -105,6 +116,34 @@ impl Crowd {
         queue::load(&self.session, &self.sql, &[want], wall_time())
             .await
             .unwrap()
+    }
+
+    async fn load_lines(&self, endpoint: EndpointKey, keys: Vec<OrderKey>) -> Lines {
+        let want = LineWant {
+            slot: SLOT,
+            endpoint,
+            block: true,
+            keys,
+            due_limit: 20,
+            after: OrderKey::START,
+            limit: 20,
+            most_keys: 400,
+        };
+        queue::load_lines(&self.session, &self.sql, &[want], wall_time())
+            .await
+            .unwrap()
+    }
+
+    async fn record_ordered(&self, deliveries: &[Uuid], next: Next) -> usize {
+        let row = |id: &Uuid| RecordRow {
+            next,
+            ..self.row(*id)
+        };
+        let rows: Vec<_> = deliveries.iter().map(row).collect();
+        let answers = queue::record_ordered(&self.session, &self.sql, self.owner, &rows)
+            .await
+            .unwrap();
+        answers.iter().filter(|(_, applied)| *applied).count()
     }
 
     async fn record(&self, deliveries: &[Uuid]) -> usize {
@@ -228,6 +267,78 @@ async fn a_million_future_retries_of_a_broken_endpoint_cost_its_healthy_neighbou
     ] {
         assert!(took < BOUND, "{what} took {took:?}");
     }
+}
+
+/// The lines of one endpoint: `keys` of them, a million rows in all, and another endpoint with one row.
+async fn lines_of(crowd: &Crowd, keys: u32, due: &str) {
+    let order = format!(", g % {keys}, g, {due}");
+    let columns = ", order_key, order_seq, due_at";
+    crowd.fill("ready_ordered", columns, &order).await;
+    let quiet = ", 1, 1, NULL";
+    crowd.quiet_delivery("ready_ordered", columns, quiet).await;
+}
+
+#[tokio::test]
+async fn a_million_rows_in_line_slow_no_statement_planned_while_empty() {
+    for keys in [100, 1_000_000] {
+        let crowd = Crowd::empty().await;
+        lines_of(&crowd, keys, "NULL").await;
+
+        let scan = quickest(|| queue::scan(&crowd.session, &crowd.sql, &[SLOT])).await;
+        let asked: Vec<_> = (0..100).map(OrderKey).collect();
+        let load_crowded = quickest(|| crowd.load_lines(CROWDED, asked.clone())).await;
+        let load_quiet = quickest(|| crowd.load_lines(QUIET, asked.clone())).await;
+        // One per key that was asked for, and the walk's.
+        let lines = crowd.load_lines(CROWDED, asked.clone()).await;
+        assert_eq!(lines.heads.len(), 120);
+        let mut next = 1;
+        let recorded = std::cell::Cell::new(0);
+        let in_an_hour = Next::Retry(wall_time() + time::Duration::HOUR);
+        let mut times = Vec::new();
+        for decision in [Next::Delivered, in_an_hour] {
+            let record = quickest(|| {
+                let ids = crowded_ids(next, 200);
+                next += 200;
+                let (crowd, recorded) = (&crowd, &recorded);
+                async move {
+                    let applied = crowd.record_ordered(&ids, decision).await;
+                    recorded.set(recorded.get() + applied);
+                }
+            })
+            .await;
+            times.push(record);
+        }
+
+        println!(
+            "1M in line, {keys} keys: scan {scan:?}, load {load_crowded:?}, of the neighbour {load_quiet:?}, record 200 delivered and retried {times:?}"
+        );
+        assert_eq!(recorded.get(), 2 * 200 * TRIES);
+        for took in times.into_iter().chain([scan, load_crowded, load_quiet]) {
+            assert!(took < BOUND, "{keys} keys: {took:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_million_blocked_keys_cost_a_walk_its_limit_and_the_first_that_is_due_a_probe() {
+    let crowd = Crowd::empty().await;
+    lines_of(
+        &crowd,
+        1_000_000,
+        "now() + interval '1 h' - g * interval '1 ms'",
+    )
+    .await;
+
+    let load = quickest(|| crowd.load_lines(CROWDED, Vec::new())).await;
+    let lines = crowd.load_lines(CROWDED, Vec::new()).await;
+
+    println!("1M keys that wait for their retry: load {load:?}");
+    assert_eq!(lines.heads.len(), 0);
+    assert_eq!(lines.cursors, [(0, OrderKey(399))]);
+    let (_, due) = lines.next_due.iter().min().unwrap();
+    let first = wall_time() + time::Duration::HOUR - time::Duration::seconds(1_000);
+    assert!((*due - first).abs() < time::Duration::minutes(2), "{due}");
+    assert!(load < BOUND, "{load:?}");
 }
 
 #[tokio::test]

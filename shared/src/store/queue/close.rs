@@ -9,7 +9,7 @@ use crate::domain::delivery::CloseReason;
 use crate::ids::{EndpointKey, Epoch, Incarnation, Slot};
 use crate::store::StoreError;
 
-/// Live rows of one endpoint, 1,000 at a time, into `closed`. Locks and fence as in [`RECORD`], and
+/// Live rows of one endpoint, 1,000 of each table at a time, into `closed`. Locks and fence as in [`RECORD`], and
 /// SHARE on the slot: one that is handed over meanwhile is not ours any more. Not if the endpoint is
 /// enabled (again): a snapshot that shows what was accepted for it since shows its new state as well.
 pub(super) const CLOSE: &str = "
@@ -26,15 +26,20 @@ c2 AS MATERIALIZED (
   SELECT r.c FROM ok CROSS JOIN LATERAL (
     SELECT ctid AS c FROM retry r WHERE r.slot = ok.slot AND r.endpoint_id = $4 AND r.id <> ALL ($5::uuid[])
     ORDER BY r.slot, r.endpoint_id, r.due_at, r.id LIMIT 1000) r),
+c3 AS MATERIALIZED (
+  SELECT r.c FROM ok CROSS JOIN LATERAL (
+    SELECT ctid AS c FROM ready_ordered r WHERE r.slot = ok.slot AND r.endpoint_id = $4 AND r.id <> ALL ($5::uuid[])
+    ORDER BY r.slot, r.endpoint_id, r.order_key, r.order_seq, r.id LIMIT 1000) r),
 d1 AS (DELETE FROM ready WHERE ctid = ANY (ARRAY(SELECT c FROM c1)) RETURNING tenant_id, id, endpoint_id, event_id, attempts_made),
 d2 AS (DELETE FROM retry WHERE ctid = ANY (ARRAY(SELECT c FROM c2)) RETURNING tenant_id, id, endpoint_id, event_id, attempts_made),
+d3 AS (DELETE FROM ready_ordered WHERE ctid = ANY (ARRAY(SELECT c FROM c3)) RETURNING tenant_id, id, endpoint_id, event_id, attempts_made),
 cl AS (
   INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason, attempts_made)
-  SELECT tenant_id, id, endpoint_id, event_id, $6, $7, attempts_made FROM (SELECT * FROM d1 UNION ALL SELECT * FROM d2) d
+  SELECT tenant_id, id, endpoint_id, event_id, $6, $7, attempts_made FROM (SELECT * FROM d1 UNION ALL SELECT * FROM d2 UNION ALL SELECT * FROM d3) d
   RETURNING 1)
 SELECT (SELECT count(*) FROM cl), (SELECT count(*) FROM ok)";
 
-/// Closes up to 2,000 live rows of an endpoint, but for `except` (on the wire). Returns how many.
+/// Closes up to 3,000 live rows of an endpoint, but for `except` (on the wire). Returns how many.
 ///
 /// # Errors
 /// [`StoreError::NotOwner`] when the slot is not this incarnation's any more, or the endpoint takes

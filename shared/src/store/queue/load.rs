@@ -122,7 +122,7 @@ async fn load_ready(
         .query(sql, &[&slots, &endpoints, &cursors, &limits])
         .await?;
     rows.iter()
-        .map(|row| read_row(row, &asked, false))
+        .map(|row| read_row(row, asked_for(row, &asked)?.0, false))
         .collect()
 }
 
@@ -142,7 +142,9 @@ async fn load_retry(
     let rows = client
         .query(sql, &[&slots, &endpoints, &limits, &now])
         .await?;
-    rows.iter().map(|row| read_row(row, &asked, true)).collect()
+    rows.iter()
+        .map(|row| read_row(row, asked_for(row, &asked)?.0, true))
+        .collect()
 }
 
 fn positions(wants: &[Want], limit: impl Fn(&Want) -> i64) -> Vec<(usize, &Want)> {
@@ -153,17 +155,24 @@ fn positions(wants: &[Want], limit: impl Fn(&Want) -> i64) -> Vec<(usize, &Want)
         .collect()
 }
 
-fn read_row(
+/// What the first column, an ordinal, refers to.
+pub(super) fn asked_for<'a, T>(
     row: &tokio_postgres::Row,
-    asked: &[(usize, &Want)],
-    retry: bool,
-) -> Result<Row, StoreError> {
+    asked: &'a [T],
+) -> Result<&'a T, StoreError> {
     let ordinal: i64 = row.try_get(0)?;
     let position = usize::try_from(ordinal - 1)
         .ok()
         .and_then(|index| asked.get(index));
-    let (want, _) =
-        position.ok_or_else(|| StoreError::Decode(format!("row {ordinal} was not asked for")))?;
+    position.ok_or_else(|| StoreError::Decode(format!("row {ordinal} was not asked for")))
+}
+
+/// `tried`: the columns of a row that may have been tried are there.
+pub(super) fn read_row(
+    row: &tokio_postgres::Row,
+    want: usize,
+    tried: bool,
+) -> Result<Row, StoreError> {
     let payload: Option<Vec<u8>> = row.try_get(7)?;
     let event_type: Option<String> = row.try_get(9)?;
     let event = match (event_type, payload) {
@@ -171,15 +180,15 @@ fn read_row(
         (Some(_) | None, Some(_) | None) => None,
     };
     Ok(Row {
-        want: *want,
+        want,
         id: row.try_get(1)?,
         event_id: row.try_get(2)?,
         tenant: TenantKey(row.try_get(3)?),
         attempts_made: counter(row.try_get(4)?),
         attempts_charged: counter(row.try_get(5)?),
         kind: Kind::try_from(row.try_get::<_, i16>(6)?)?,
-        due_at: if retry { Some(row.try_get(10)?) } else { None },
-        first_at: if retry { row.try_get(11)? } else { None },
+        due_at: if tried { row.try_get(10)? } else { None },
+        first_at: if tried { row.try_get(11)? } else { None },
         event,
     })
 }

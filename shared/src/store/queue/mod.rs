@@ -15,11 +15,13 @@
 mod close;
 mod expire;
 mod load;
+mod ordered;
 mod record;
 
 pub use close::close;
 pub use expire::expire;
 pub use load::{Row, Want, load};
+pub use ordered::{Head, LineWant, Lines, load_lines, record_ordered};
 pub use record::{AttemptRow, Next, RecordRow, record};
 
 use time::OffsetDateTime;
@@ -66,6 +68,8 @@ pub struct Waiting {
     pub tenant: TenantKey,
     /// Whether `ready` has rows.
     pub ready: bool,
+    /// Whether `ready_ordered` has rows.
+    pub ordered: bool,
     /// The earliest row of `retry`.
     pub next_due: Option<OffsetDateTime>,
 }
@@ -79,6 +83,11 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("queue::record", record::RECORD),
     ("queue::close", close::CLOSE),
     ("queue::expire", expire::EXPIRE),
+    ("queue::scan_ordered", ordered::SCAN),
+    ("queue::walk_ordered", ordered::WALK),
+    ("queue::due_ordered", ordered::DUE),
+    ("queue::next_ordered", ordered::NEXT),
+    ("queue::record_ordered", ordered::RECORD),
 ];
 
 /// The prepared hot statements of one session.
@@ -90,6 +99,7 @@ pub struct Statements {
     load_retry: Statement,
     record: Statement,
     close: Statement,
+    ordered: ordered::OrderedStatements,
 }
 
 impl Statements {
@@ -105,11 +115,12 @@ impl Statements {
             load_retry: client.prepare(load::LOAD_RETRY).await?,
             record: client.prepare(record::RECORD).await?,
             close: client.prepare(close::CLOSE).await?,
+            ordered: ordered::OrderedStatements::prepare(client).await?,
         })
     }
 }
 
-/// Which endpoints of these slots have live rows. One pass over both tables, pipelined.
+/// Which endpoints of these slots have live rows. One pass over the three tables, pipelined.
 ///
 /// # Errors
 /// As any statement.
@@ -120,34 +131,37 @@ pub async fn scan(
 ) -> Result<Vec<Waiting>, StoreError> {
     let slots: Vec<i16> = slots.iter().map(|slot| slot.0).collect();
     let params: [&(dyn ToSql + Sync); 1] = [&slots];
-    let (ready, retry) = futures_util::future::try_join(
+    let (ready, retry, ordered) = futures_util::future::try_join3(
         client.query(&sql.scan_ready, &params),
         client.query(&sql.scan_retry, &params),
+        client.query(&sql.ordered.scan, &params),
     )
     .await?;
     let mut found = std::collections::BTreeMap::new();
     for row in &ready {
-        let waiting = waiting(row, true, None)?;
-        found.insert(waiting.endpoint, waiting);
+        let waiting = waiting(row)?;
+        found.entry(waiting.endpoint).or_insert(waiting).ready = true;
     }
     for row in &retry {
         let due: OffsetDateTime = row.try_get(3)?;
-        let waiting = waiting(row, false, Some(due))?;
+        let waiting = waiting(row)?;
         found.entry(waiting.endpoint).or_insert(waiting).next_due = Some(due);
+    }
+    for row in &ordered {
+        let waiting = waiting(row)?;
+        found.entry(waiting.endpoint).or_insert(waiting).ordered = true;
     }
     Ok(found.into_values().collect())
 }
 
-fn waiting(
-    row: &tokio_postgres::Row,
-    ready: bool,
-    next_due: Option<OffsetDateTime>,
-) -> Result<Waiting, StoreError> {
+/// An endpoint, in whichever table it was found.
+fn waiting(row: &tokio_postgres::Row) -> Result<Waiting, StoreError> {
     Ok(Waiting {
         slot: Slot(row.try_get(0)?),
         endpoint: EndpointKey(row.try_get(1)?),
         tenant: TenantKey(row.try_get(2)?),
-        ready,
-        next_due,
+        ready: false,
+        ordered: false,
+        next_due: None,
     })
 }

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use time::OffsetDateTime;
-use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 use super::Statements;
@@ -230,6 +230,16 @@ pub async fn record(
     incarnation: Incarnation,
     rows: &[RecordRow<'_>],
 ) -> Result<Vec<(Uuid, bool)>, StoreError> {
+    submit(client, &sql.record, incarnation, rows).await
+}
+
+/// For the statements that take the parameters of [`RECORD`].
+pub(super) async fn submit(
+    client: &Client,
+    statement: &Statement,
+    incarnation: Incarnation,
+    rows: &[RecordRow<'_>],
+) -> Result<Vec<(Uuid, bool)>, StoreError> {
     let mut c = Columns::default();
     for row in rows {
         c.push(row);
@@ -261,7 +271,7 @@ pub async fn record(
         &c.fingerprint,
         &incarnation.0,
     ];
-    let answers = client.query(&sql.record, &params).await?;
+    let answers = client.query(statement, &params).await?;
     answers
         .iter()
         .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
