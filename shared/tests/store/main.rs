@@ -8,6 +8,7 @@
 )]
 
 mod backlog;
+mod disable;
 mod endpoint_runtime;
 mod expire;
 mod ingest;

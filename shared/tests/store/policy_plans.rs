@@ -254,6 +254,37 @@ async fn the_history_of_many_endpoints_is_read_quickly_among_a_million_attempts(
 }
 
 #[tokio::test]
+async fn a_million_attempts_of_one_endpoint_slow_no_look_at_its_last_ones() {
+    // Read whole and sorted they take half a second, and `LIMIT` does not help.
+    let owner = empty().await;
+    let at = owner.now().await;
+    fill(
+        &owner,
+        "INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms, outcome, applied)
+         SELECT {tenant}, {id}, 1, 1, now() - interval '20 min' + g * interval '1 ms', 1, {id}, 1, 5, 2, true
+         FROM generate_series(1, 1000000) g",
+    )
+    .await;
+    owner
+        .dead_letter(DeadLetterClass::Transient, Kind::Live, at)
+        .await;
+
+    let history = quickly("history of one among 1M of its own", || {
+        endpoint_runtime::history(&owner.session, &[ENDPOINT], at - 24 * HOUR, 20)
+    })
+    .await
+    .unwrap();
+    let outages = quickly("outages after 1M failures", || {
+        recovery::outages(&owner.session, &[SLOT], at - 20 * HOUR)
+    })
+    .await
+    .unwrap();
+
+    assert_eq!(history[0].1.len(), 20);
+    assert_eq!(outages.len(), 1);
+}
+
+#[tokio::test]
 async fn a_sweep_with_nothing_to_end_among_a_million_waiting_rows_is_quick() {
     let owner = empty().await;
     let at = owner.now().await;
