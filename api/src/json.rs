@@ -223,6 +223,21 @@ impl Fields {
         }
     }
 
+    /// A number within limits, both included.
+    pub(crate) fn real(&mut self, name: &str, least: f64, most: f64) -> Option<f64> {
+        let number = self.take(name)?.as_f64();
+        let legal = number.filter(|number| (least..=most).contains(number));
+        if legal.is_none() {
+            self.wrong(name, format!("must be a number from {least} to {most}"));
+        }
+        legal
+    }
+
+    /// Whether a field is there and an object, which [`nested`](Self::nested) would take apart.
+    pub(crate) fn is_object(&self, name: &str) -> bool {
+        self.values.get(name).is_some_and(Value::is_object)
+    }
+
     pub(crate) fn instant(&mut self, name: &str) -> Option<OffsetDateTime> {
         let text = self.text(name)?;
         let instant = instant(&text);

@@ -10,11 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use shared::domain::attempt::Outcome;
-use shared::domain::delivery::DeadLetterClass;
 use shared::ids::{DeliveryId, EventId, created_at};
 use shared::policy::backoff::UnitInterval;
 use shared::policy::classify::{SendError, SendResult, Verdict};
-use shared::policy::decide::{Decision, Progress, decide};
+use shared::policy::decide::{Progress, decide};
 use shared::runtime::clock::{BootTime, DatabaseClock, boot_time, wall_time};
 use shared::runtime::jitter;
 use tokio::sync::mpsc;
@@ -103,7 +102,7 @@ pub fn conclude(
     jitter: UnitInterval,
 ) -> Record {
     let now = clock.at(ended);
-    let verdict = Verdict::of(&result, now);
+    let verdict = Verdict::of(&result, &job.endpoint.settings, now);
     let row = &job.row;
     let progress = Progress {
         attempts_made: row.attempts_made.saturating_add(1),
@@ -119,7 +118,9 @@ pub fn conclude(
         took: total,
         timed_out: matches!(result, Err(SendError::Timeout(_))),
         retry_after: asked_to_wait(&result, &verdict),
-        exhausted: exhausts(decided.decision).then(|| row.first_at.unwrap_or(clock.at(started))),
+        exhausted: decided
+            .exhausted
+            .then(|| row.first_at.unwrap_or(clock.at(started))),
         probe: job.probe,
     };
     log(&job, verdict.outcome, &result, total);
@@ -154,14 +155,6 @@ pub fn conclude(
         suspect: job.suspect,
         observed: Some(observed),
     }
-}
-
-/// Whether a ladder ended on failures that may have been the endpoint's, not the delivery's.
-const fn exhausts(decision: Decision) -> bool {
-    matches!(
-        decision,
-        Decision::DeadLetter(DeadLetterClass::Transient | DeadLetterClass::Misconfigured)
-    )
 }
 
 /// How long the whole endpoint is to be left alone: what an overloaded receiver asks for.

@@ -8,13 +8,15 @@
 //!   keeps the value.
 
 use serde_json::{Map, Value, json};
-use shared::domain::endpoint::{Backoff, EndpointSettings, EndpointState};
+use shared::domain::endpoint::EndpointState;
 use shared::ids::EndpointId;
 use shared::policy::address::{AddressRules, parse_endpoint_url, vet_literal};
 use shared::sealing::MasterKeys;
 use shared::store::endpoints::{Endpoint, EndpointDraft};
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
+
+mod settings;
 
 use super::event_body::wrong_channels;
 use crate::json::Fields;
@@ -35,12 +37,6 @@ const NOT_YET: &[&str] = &[
     "template",
     "signature",
     "signing",
-    "rate_limit",
-    "ordered",
-    "on_dead_letter",
-    "retry_statuses",
-    "replay_on_recovery",
-    "disable_after_seconds",
     "redact",
 ];
 
@@ -94,7 +90,8 @@ pub(super) fn read(
         fields.wrong("channels", detail);
     }
     let enabled = fields.bool("enabled").unwrap_or(true);
-    let settings = settings(&mut fields, rules);
+    let ordered = fields.bool("ordered").unwrap_or(false);
+    let settings = settings::read(&mut fields, rules);
     let headers = headers(&mut fields, current);
     let metadata = metadata(&mut fields);
     fields.finish()?;
@@ -108,6 +105,7 @@ pub(super) fn read(
         description,
         event_types,
         channels,
+        ordered,
         settings,
         sealed_headers: seal_headers(&headers, id, rules.keys),
         metadata,
@@ -123,6 +121,12 @@ pub(super) fn merged(current: &Endpoint, headers: &Headers, patch: Map<String, V
         .filter(|name| !document.contains_key(*name))
         .cloned()
         .collect();
+    // A number of attempts that nobody chose goes with the backoff.
+    let settings = &current.draft.settings;
+    if patch.contains_key("backoff") && settings.max_attempts == settings.backoff.default_attempts()
+    {
+        document.remove("max_attempts");
+    }
     merge(&mut document, patch);
     for name in unknown {
         document.entry(name).or_insert(Value::Null);
@@ -175,7 +179,6 @@ fn instant(at: time::OffsetDateTime) -> Value {
 
 /// The fields that clients may write, with their values.
 fn writable(draft: &EndpointDraft, headers: Value) -> Map<String, Value> {
-    let settings = &draft.settings;
     let fields = [
         ("url", json!(draft.url)),
         ("description", json!(draft.description)),
@@ -183,16 +186,12 @@ fn writable(draft: &EndpointDraft, headers: Value) -> Map<String, Value> {
         ("channels", json!(draft.channels)),
         ("enabled", json!(draft.state == EndpointState::Enabled)),
         ("headers", headers),
-        ("timeout_ms", json!(settings.timeout_ms)),
-        ("max_attempts", json!(settings.max_attempts)),
-        ("backoff", json!(settings.backoff)),
-        ("max_in_flight", json!(settings.max_in_flight)),
-        ("max_age_seconds", json!(settings.max_age_seconds)),
-        ("max_pending", json!(settings.max_pending)),
+        ("ordered", json!(draft.ordered)),
         ("metadata", draft.metadata.clone()),
     ];
     fields
         .into_iter()
+        .chain(settings::shown(&draft.settings))
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
 }
@@ -251,49 +250,6 @@ fn patterns(fields: &mut Fields) -> Vec<String> {
         }
     }
     patterns
-}
-
-fn settings(fields: &mut Fields, rules: &Rules<'_>) -> EndpointSettings {
-    let default = EndpointSettings::default();
-    let small = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
-    EndpointSettings {
-        timeout_ms: fields
-            .number("timeout_ms", 100, rules.longest_timeout_ms)
-            .unwrap_or(default.timeout_ms),
-        max_attempts: fields
-            .number("max_attempts", 1, 100)
-            .map_or(default.max_attempts, small),
-        backoff: backoff(fields).unwrap_or(default.backoff),
-        max_in_flight: fields
-            .number("max_in_flight", 1, 1_000)
-            .map_or(default.max_in_flight, small),
-        max_age_seconds: fields
-            .number("max_age_seconds", 60, rules.longest_age_seconds)
-            .unwrap_or(default.max_age_seconds),
-        max_pending: fields
-            .number("max_pending", 1, 1_000_000)
-            .unwrap_or(default.max_pending),
-        ..default
-    }
-}
-
-fn backoff(fields: &mut Fields) -> Option<Backoff> {
-    let default = EndpointSettings::default().backoff;
-    fields.nested("backoff", |inner| {
-        let base_seconds = inner
-            .number("base_seconds", 1, 3_600)
-            .unwrap_or(default.base_seconds);
-        let max_seconds = inner
-            .number("max_seconds", 1, 86_400)
-            .unwrap_or(default.max_seconds.max(base_seconds));
-        if max_seconds < base_seconds {
-            inner.wrong("max_seconds", "must not be smaller than base_seconds");
-        }
-        Backoff {
-            base_seconds,
-            max_seconds,
-        }
-    })
 }
 
 fn headers(fields: &mut Fields, current: &Headers) -> Headers {

@@ -205,12 +205,6 @@ async fn what_a_later_version_does_is_refused_by_name_and_never_ignored() {
         ("template", json!("x")),
         ("signature", json!("stripe")),
         ("signing", json!(["v1a"])),
-        ("rate_limit", json!({"per_second": 1})),
-        ("ordered", json!(true)),
-        ("on_dead_letter", json!("block")),
-        ("retry_statuses", json!([500])),
-        ("replay_on_recovery", json!(true)),
-        ("disable_after_seconds", json!(1)),
         ("redact", json!(["a"])),
     ] {
         let mut endpoint = json!({"url": "http://127.0.0.1/"});
@@ -266,7 +260,26 @@ async fn every_field_of_an_endpoint_that_is_wrong_is_named() {
         ("timeout_ms", json!(1.5)),
         ("timeout_ms", json!("15000")),
         ("max_attempts", json!(0)),
-        ("backoff", json!("fast")),
+        ("backoff", json!("slow")),
+        ("backoff", json!(30)),
+        ("backoff", json!(["standard-webhooks"])),
+        ("rate_limit", json!(10)),
+        ("retry_statuses", json!(422)),
+        ("retry_statuses", json!([200])),
+        ("retry_statuses", json!([410])),
+        ("retry_statuses", json!([422, 429])),
+        ("retry_statuses", json!([600])),
+        ("retry_statuses", json!([-1])),
+        ("retry_statuses", json!(["422"])),
+        ("retry_statuses", json!(vec![500; 51])),
+        ("on_dead_letter", json!("Block")),
+        ("on_dead_letter", json!(true)),
+        ("ordered", json!(1)),
+        ("replay_on_recovery", json!("yes")),
+        ("disable_after_seconds", json!(3_599)),
+        ("disable_after_seconds", json!(30 * 86_400 + 1)),
+        ("disable_after_seconds", json!(-1)),
+        ("breaker", json!("off")),
         ("max_in_flight", json!(0)),
         ("max_age_seconds", json!(29 * 86_400)),
         ("max_pending", json!(u64::MAX)),
@@ -288,12 +301,40 @@ async fn every_field_of_an_endpoint_that_is_wrong_is_named() {
             "{value}: {problem}"
         );
     }
-    let nested = json!({"url": "http://127.0.0.1/", "backoff": {"base_seconds": 60, "max_seconds": 30, "x": 1}});
-    let problem = tenant
-        .post("/v1/endpoints", &nested)
-        .await
-        .problem(422, "invalid-fields");
-    assert_eq!(pointers(&problem), ["/backoff/max_seconds", "/backoff/x"]);
+    for (nested, expected) in [
+        (
+            json!({"backoff": {"base_seconds": 60, "max_seconds": 30, "x": 1}}),
+            vec!["/backoff/max_seconds", "/backoff/x"],
+        ),
+        (
+            json!({"rate_limit": {"per_second": 0, "burst": 0, "unit": "minute"}}),
+            vec![
+                "/rate_limit/per_second",
+                "/rate_limit/burst",
+                "/rate_limit/unit",
+            ],
+        ),
+        (json!({"rate_limit": {}}), vec!["/rate_limit/per_second"]),
+        (
+            json!({"rate_limit": {"per_second": "10", "burst": 10_001}}),
+            vec!["/rate_limit/per_second", "/rate_limit/burst"],
+        ),
+        (
+            json!({"breaker": {"failures": 0, "cooldown_seconds": 60, "max_cooldown_seconds": 59}}),
+            vec!["/breaker/failures", "/breaker/max_cooldown_seconds"],
+        ),
+    ] {
+        let mut endpoint = json!({"url": "http://127.0.0.1/"});
+        endpoint
+            .as_object_mut()
+            .unwrap()
+            .append(&mut nested.as_object().unwrap().clone());
+        let problem = tenant
+            .post("/v1/endpoints", &endpoint)
+            .await
+            .problem(422, "invalid-fields");
+        assert_eq!(pointers(&problem), expected, "{problem}");
+    }
 }
 
 #[tokio::test]

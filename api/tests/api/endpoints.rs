@@ -40,7 +40,10 @@ async fn an_endpoint_is_shown_with_its_defaults_and_its_secret_once() {
             "url": "http://127.0.0.1/a%20b", "description": "", "event_types": [], "channels": [],
             "enabled": true, "headers": {}, "timeout_ms": 15000, "max_attempts": 5,
             "backoff": {"base_seconds": 30, "max_seconds": 3600}, "max_in_flight": 10,
-            "max_age_seconds": 432000, "max_pending": 100000, "metadata": {}
+            "max_age_seconds": 432000, "max_pending": 100000, "metadata": {},
+            "rate_limit": null, "retry_statuses": [], "ordered": false, "on_dead_letter": "release",
+            "replay_on_recovery": true, "disable_after_seconds": 432000,
+            "breaker": {"failures": 10, "cooldown_seconds": 300, "max_cooldown_seconds": 3600}
         })
     );
     let uuid = id.parse::<EndpointId>().unwrap().0;
@@ -131,6 +134,75 @@ async fn a_merge_patch_changes_what_it_names_and_null_means_the_default() {
 }
 
 #[tokio::test]
+async fn limits_are_kept_as_given_and_null_means_the_default() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let limits = json!({
+        "rate_limit": {"per_second": 0.5, "burst": 7}, "retry_statuses": [422, 301, 422],
+        "ordered": true, "on_dead_letter": "block", "replay_on_recovery": false,
+        "disable_after_seconds": 0, "backoff": "standard-webhooks",
+        "breaker": {"failures": 3, "cooldown_seconds": 60, "max_cooldown_seconds": 600}
+    });
+    let created = tenant.endpoint(limits.clone()).await;
+    let path = format!("/v1/endpoints/{}", text(&created["id"]));
+
+    let shown = tenant.get(&path).await.expect(200);
+    for (name, given) in limits.as_object().unwrap() {
+        let expected = match name.as_str() {
+            "retry_statuses" => &json!([301, 422]),
+            _ => given,
+        };
+        assert_eq!(shown[name], *expected, "{name}");
+    }
+    assert_eq!(shown["max_attempts"], 10, "goes with the backoff");
+
+    let nulls: Value = limits
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(|name| (name.clone(), Value::Null))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
+    let reset = server.patch(&path, &tenant.key, &nulls).await.expect(200);
+    let defaults = tenant.endpoint(json!({})).await;
+    for name in limits
+        .as_object()
+        .unwrap()
+        .keys()
+        .chain([&"max_attempts".to_owned()])
+    {
+        assert_eq!(reset[name], defaults[name], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_out_of_a_limit_follows_from_the_rest() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    for (given, burst) in [(0.001, 1), (1.0, 1), (2.5, 3), (10_000.0, 10_000)] {
+        let endpoint = tenant
+            .endpoint(json!({"rate_limit": {"per_second": given}}))
+            .await;
+        let expected = json!({"per_second": given, "burst": burst});
+        assert_eq!(endpoint["rate_limit"], expected);
+    }
+    let fast = json!({"base_seconds": 30, "max_seconds": 3600});
+    let endpoint = tenant.endpoint(json!({"backoff": "fast"})).await;
+    assert_eq!(endpoint["backoff"], fast);
+
+    let path = format!("/v1/endpoints/{}", text(&endpoint["id"]));
+    for (patch, attempts) in [
+        (json!({"backoff": "standard-webhooks"}), 10),
+        (json!({"backoff": {"base_seconds": 30}}), 5),
+        (json!({"max_attempts": 7}), 7),
+        (json!({"backoff": "standard-webhooks"}), 7),
+    ] {
+        let changed = server.patch(&path, &tenant.key, &patch).await.expect(200);
+        assert_eq!(changed["max_attempts"], attempts, "{patch}");
+    }
+}
+
+#[tokio::test]
 async fn a_patch_that_is_wrong_changes_nothing() {
     let (_database, server) = world().await;
     let tenant = server.tenant("acme").await;
@@ -142,7 +214,7 @@ async fn a_patch_that_is_wrong_changes_nothing() {
         json!({"description": "new", "url": "gopher://x"}),
         json!({"description": "new", "id": "x"}),
         json!({"description": "new", "id": null}),
-        json!({"description": "new", "ordered": null}),
+        json!({"description": "new", "signing": null}),
         json!({"description": "new", "timeout_ms": "x"}),
         json!([]),
     ] {

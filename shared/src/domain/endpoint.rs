@@ -18,14 +18,56 @@ coded! {
     }
 }
 
-/// Full-jitter backoff: the delay before attempt n + 1 is uniform in 0 .. min(base · 2^n, max).
+/// The delays between the attempts of a delivery: `{"base_seconds": 30, "max_seconds": 3600}` or the
+/// name of a preset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Backoff {
+    /// A bound that doubles.
+    Doubling(Doubling),
+    /// A schedule with a name.
+    Preset(Preset),
+}
+
+/// Full jitter: the delay before attempt n + 1 is uniform in 0 .. min(base · 2^n, max).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Backoff {
+pub struct Doubling {
     /// Seconds, doubled with every attempt made.
     pub base_seconds: u32,
     /// Seconds, the most the bound grows to.
     pub max_seconds: u32,
+}
+
+/// A schedule that is not computed from two numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Preset {
+    /// The schedule that the Standard Webhooks specification suggests: 10 attempts in three days.
+    StandardWebhooks,
+}
+
+impl Backoff {
+    /// The default, which is called `fast`: five attempts in a quarter of an hour.
+    pub const FAST: Self = Self::doubling(30, 3_600);
+
+    /// A bound that doubles from twice `base_seconds` on, up to `max_seconds`.
+    #[must_use]
+    pub const fn doubling(base_seconds: u32, max_seconds: u32) -> Self {
+        Self::Doubling(Doubling {
+            base_seconds,
+            max_seconds,
+        })
+    }
+
+    /// How many attempts go with it, unless the endpoint says otherwise.
+    #[must_use]
+    pub const fn default_attempts(&self) -> u16 {
+        match self {
+            Self::Doubling(_) => 5,
+            Self::Preset(Preset::StandardWebhooks) => 10,
+        }
+    }
 }
 
 /// How fast an endpoint may be sent to: a token bucket (R1).
@@ -89,7 +131,7 @@ pub struct EndpointSettings {
     pub max_pending: u32,
     /// None: as fast as it answers.
     pub rate_limit: Option<RateLimit>,
-    /// Statuses that are tried again although the default would not.
+    /// Statuses that are tried again although they would not be otherwise; never 2xx, 410 or 429.
     pub retry_statuses: Vec<u16>,
     /// For ordered endpoints.
     pub on_dead_letter: OnDeadLetter,
@@ -105,11 +147,8 @@ impl Default for EndpointSettings {
     fn default() -> Self {
         Self {
             timeout_ms: 15_000,
-            max_attempts: 5,
-            backoff: Backoff {
-                base_seconds: 30,
-                max_seconds: 3_600,
-            },
+            max_attempts: Backoff::FAST.default_attempts(),
+            backoff: Backoff::FAST,
             max_in_flight: 10,
             max_age_seconds: 5 * 86_400,
             max_pending: 100_000,
@@ -197,5 +236,27 @@ mod tests {
         assert!(wants_channels(&list(&["eu", "us"]), &list(&["us"])));
         assert!(!wants_channels(&list(&["eu"]), &[]));
         assert!(!wants_channels(&list(&["eu"]), &list(&["us"])));
+    }
+
+    #[test]
+    fn a_backoff_is_stored_as_two_numbers_or_a_name() {
+        let cases = [
+            (Backoff::FAST, r#"{"base_seconds":30,"max_seconds":3600}"#),
+            (
+                Backoff::Preset(Preset::StandardWebhooks),
+                r#""standard-webhooks""#,
+            ),
+        ];
+        for (backoff, text) in cases {
+            assert_eq!(serde_json::to_string(&backoff).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Backoff>(text).unwrap(), backoff);
+        }
+        for text in [
+            r#""slow""#,
+            "{}",
+            r#"{"base_seconds":1,"max_seconds":1,"x":1}"#,
+        ] {
+            assert!(serde_json::from_str::<Backoff>(text).is_err(), "{text}");
+        }
     }
 }

@@ -15,6 +15,7 @@ use bytes::Bytes;
 
 use super::address::DenyReason;
 use crate::domain::attempt::Outcome;
+use crate::domain::endpoint::EndpointSettings;
 
 /// What came of one request.
 pub type SendResult = Result<Response, SendError>;
@@ -142,11 +143,20 @@ impl SendError {
     }
 }
 
-/// What a result means.
+/// What a result means. `retry_statuses`: the statuses that this endpoint wants tried again; nothing
+/// makes a success, a 410 or a 429 anything else.
 #[must_use]
-pub fn classify(result: &SendResult) -> Outcome {
+pub fn classify(result: &SendResult, retry_statuses: &[u16]) -> Outcome {
     match result {
-        Ok(response) => classify_status(response.status),
+        Ok(response) => {
+            let outcome = classify_status(response.status);
+            let refused = matches!(outcome, Outcome::Permanent | Outcome::Misconfigured);
+            if refused && retry_statuses.contains(&response.status) {
+                Outcome::Transient
+            } else {
+                outcome
+            }
+        }
         Err(error) => error.outcome(),
     }
 }
@@ -176,15 +186,15 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The verdict on a request's result.
+    /// The verdict on a request's result at an endpoint with these settings.
     #[must_use]
-    pub fn of(result: &SendResult, now: time::OffsetDateTime) -> Self {
+    pub fn of(result: &SendResult, settings: &EndpointSettings, now: time::OffsetDateTime) -> Self {
         let (retry_after, maybe_sent) = match result {
             Ok(response) => (response.retry_after.as_deref(), false),
             Err(error) => (None, *error == SendError::MaybeSent),
         };
         Self {
-            outcome: classify(result),
+            outcome: classify(result, &settings.retry_statuses),
             retry_after: retry_after.and_then(|text| super::retry_after::parse(text, now)),
             maybe_sent,
         }
@@ -228,11 +238,38 @@ mod tests {
                 500 | 502..=504 | 506..=599 => Outcome::Transient,
                 _ => Outcome::Permanent,
             };
-            assert_eq!(classify(&answer(status)), expected, "{status}");
+            assert_eq!(classify(&answer(status), &[]), expected, "{status}");
         }
         for status in [0, 99, 600, 999, u16::MAX] {
-            assert_eq!(classify(&answer(status)), Outcome::Permanent, "{status}");
+            assert_eq!(
+                classify(&answer(status), &[]),
+                Outcome::Permanent,
+                "{status}"
+            );
         }
+    }
+
+    #[test]
+    fn a_listed_status_is_tried_again_unless_it_is_a_success_a_410_or_a_429() {
+        for status in 0..=1_000 {
+            let before = classify(&answer(status), &[]);
+            let refused = matches!(before, Outcome::Permanent | Outcome::Misconfigured);
+            let expected = if refused { Outcome::Transient } else { before };
+            assert_eq!(
+                classify(&answer(status), &[1, status]),
+                expected,
+                "{status}"
+            );
+            assert_eq!(classify(&answer(status), &[status + 1]), before, "{status}");
+        }
+        assert_eq!(classify(&answer(410), &[410]), Outcome::Gone);
+        assert_eq!(classify(&answer(429), &[429]), Outcome::Throttled);
+        let settings = EndpointSettings {
+            retry_statuses: vec![422],
+            ..EndpointSettings::default()
+        };
+        let verdict = Verdict::of(&answer(422), &settings, datetime!(2026-11-29 12:00 UTC));
+        assert_eq!(verdict.outcome, Outcome::Transient);
     }
 
     #[test]
@@ -244,7 +281,7 @@ mod tests {
             BodyEnd::TooSlow,
         ] {
             let result = answer(200).map(|response| Response { body, ..response });
-            assert_eq!(classify(&result), Outcome::Delivered, "{body:?}");
+            assert_eq!(classify(&result, &[]), Outcome::Delivered, "{body:?}");
         }
         assert!(BodyEnd::Broken.note().is_some());
         assert!(BodyEnd::TooSlow.note().is_some());
@@ -271,27 +308,33 @@ mod tests {
         ];
         for (error, expected) in cases {
             assert!(!error.to_string().is_empty());
-            assert_eq!(classify(&Err(error.clone())), expected, "{}", error.kind());
+            assert_eq!(
+                classify(&Err(error.clone()), &[]),
+                expected,
+                "{}",
+                error.kind()
+            );
         }
     }
 
     #[test]
     fn a_verdict_reads_retry_after_of_any_answer_and_knows_maybe_sent() {
         let now = datetime!(2026-11-29 12:00 UTC);
+        let settings = EndpointSettings::default();
         let busy = answer(503).map(|response| Response {
             retry_after: Some("7".to_owned()),
             ..response
         });
 
         assert_eq!(
-            Verdict::of(&busy, now),
+            Verdict::of(&busy, &settings, now),
             Verdict {
                 outcome: Outcome::Transient,
                 retry_after: Some(Duration::from_secs(7)),
                 maybe_sent: false
             }
         );
-        assert!(Verdict::of(&Err(SendError::MaybeSent), now).maybe_sent);
-        assert!(!Verdict::of(&Err(SendError::Reset), now).maybe_sent);
+        assert!(Verdict::of(&Err(SendError::MaybeSent), &settings, now).maybe_sent);
+        assert!(!Verdict::of(&Err(SendError::Reset), &settings, now).maybe_sent);
     }
 }

@@ -33,8 +33,10 @@ pub const MAX_UNCHARGED_MAYBE_SENT: u16 = 3;
 /// The most requests for one delivery, charged or not: what the database's counter holds.
 pub const MAX_ATTEMPTS_MADE: u16 = i16::MAX.unsigned_abs();
 
-/// The shortest wait after a 429 that names none.
+/// The shortest wait after a 429. It doubles with the attempts made up to the longest: a 429 costs no
+/// attempt, so nothing else keeps a delivery from being tried every second for days.
 const MIN_THROTTLED_DELAY: Duration = Duration::from_secs(1);
+const MAX_THROTTLED_DELAY: Duration = Duration::from_secs(3_600);
 
 /// What becomes of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +62,9 @@ pub struct Decided {
     pub charged: u16,
     /// Why it is a dead letter, in words.
     pub reason: Option<&'static str>,
+    /// The last attempt of its ladder failed, and not by a refusal: if the endpoint had no success
+    /// since the first one, it is down.
+    pub exhausted: bool,
 }
 
 /// Where a delivery stands when an attempt has ended.
@@ -133,7 +138,10 @@ pub fn decide(
         Outcome::Delivered => (Decision::Complete, None),
         Outcome::Transient => again(DeadLetterClass::Transient, Duration::ZERO),
         Outcome::Misconfigured => again(DeadLetterClass::Misconfigured, Duration::ZERO),
-        Outcome::Throttled => again(DeadLetterClass::Throttled, MIN_THROTTLED_DELAY),
+        Outcome::Throttled => again(
+            DeadLetterClass::Throttled,
+            throttled_delay(progress.attempts_made, jitter),
+        ),
         Outcome::Gone => (Decision::DisableEndpoint(CloseReason::Gone), None),
         Outcome::Permanent => dead(
             DeadLetterClass::Permanent,
@@ -146,10 +154,15 @@ pub fn decide(
         ),
         Outcome::Expired => dead(DeadLetterClass::Expired, "it was too old to be sent"),
     };
+    let exhausted = matches!(
+        decision,
+        Decision::DeadLetter(DeadLetterClass::Transient | DeadLetterClass::Misconfigured)
+    );
     Decided {
         decision,
         charged,
         reason,
+        exhausted,
     }
 }
 
@@ -162,6 +175,17 @@ fn delay(
 ) -> Duration {
     next_delay(&settings.backoff, progress.attempts_made, jitter)
         .max(verdict.retry_after.unwrap_or(Duration::ZERO))
+}
+
+/// The least delay after a 429: in the second half of a bound that doubles.
+fn throttled_delay(attempts_made: u16, jitter: UnitInterval) -> Duration {
+    let doublings = u32::from(attempts_made.saturating_sub(1));
+    let bound = MIN_THROTTLED_DELAY
+        .saturating_mul(2_u32.saturating_pow(doublings))
+        .min(MAX_THROTTLED_DELAY);
+    bound
+        .mul_f64(f64::midpoint(1.0, jitter.get()))
+        .clamp(MIN_THROTTLED_DELAY, bound)
 }
 
 /// A retry, unless the ladder or the delivery's life ends first.

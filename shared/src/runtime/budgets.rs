@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::settings::{ConfigErrors, Settings};
+use crate::domain::endpoint::EndpointSettings;
 
 /// How often a worker renews its lease.
 pub const RENEW_INTERVAL: Duration = Duration::from_secs(2);
@@ -25,11 +26,6 @@ pub const POOL_WAIT: Duration = Duration::from_secs(5);
 pub const MAX_AGE: Duration = Duration::from_secs(5 * 86_400);
 /// Between a delivery's longest life and the end of its event.
 pub const MAX_AGE_MARGIN: Duration = Duration::from_secs(2 * 86_400);
-/// The longest delays of the default backoff between five attempts: 60, 120, 240, 480 s.
-const LONGEST_DELAYS: Duration = Duration::from_secs(900);
-/// How many attempts those delays are between.
-const ATTEMPTS: u32 = 5;
-
 /// Two lengths of which the first must fit into the second.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Budget {
@@ -161,7 +157,7 @@ pub fn longest_request(settings: &Settings) -> Duration {
 /// no `Retry-After`.
 #[must_use]
 pub fn longest_ladder() -> Duration {
-    LONGEST_DELAYS + REQUEST_DEADLINE * ATTEMPTS
+    crate::policy::outage::longest_ladder(&EndpointSettings::default())
 }
 
 #[cfg(test)]

@@ -26,10 +26,10 @@ const RELOAD: i16 = 1;
 
 /// Nothing is inserted at the limit; parallel requests may exceed it by their number.
 const CREATE: &str = "
-INSERT INTO endpoints (public_id, tenant_id, slot, state, url, description, event_types, channels, settings, sealed_headers, metadata)
-SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11
+INSERT INTO endpoints (public_id, tenant_id, slot, state, url, description, event_types, channels, settings, sealed_headers, metadata, ordered)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13
 WHERE (SELECT count(*) FROM endpoints e WHERE e.tenant_id = $2 AND e.state <> 3) < $12
-RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at";
+RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered";
 
 const ADD_SECRET: &str = "INSERT INTO endpoint_secrets (endpoint_id, sealed) VALUES ($1, $2)";
 
@@ -41,12 +41,12 @@ const COMMAND: &str =
 
 /// Uses `endpoints_public_id_key`.
 const FIND: &str = "
-SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at
+SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered
 FROM endpoints WHERE public_id = $1 AND tenant_id = $2 AND state <> 3";
 
 /// [`FIND`] that locks the row.
 const FIND_FOR_UPDATE: &str = "
-SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at
+SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered
 FROM endpoints WHERE public_id = $1 AND tenant_id = $2 AND state <> 3 FOR UPDATE";
 
 /// Deleted ones too: their deliveries can still be read. Uses `endpoints_public_id_key`.
@@ -54,7 +54,7 @@ const KEY: &str = "SELECT id FROM endpoints WHERE public_id = $1 AND tenant_id =
 
 /// Newest first, after the endpoint with the public id $2. Uses `endpoints_tenant`.
 const LIST: &str = "
-SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at
+SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered
 FROM endpoints
 WHERE tenant_id = $1 AND state <> 3
   AND ($2::uuid IS NULL OR id < (SELECT c.id FROM endpoints c WHERE c.public_id = $2 AND c.tenant_id = $1))
@@ -62,9 +62,9 @@ ORDER BY id DESC LIMIT $3";
 
 const UPDATE: &str = "
 UPDATE endpoints SET version = version + 1, updated_at = now(), state = $2, state_reason = $3, url = $4, description = $5,
-  event_types = $6, channels = $7, settings = $8, sealed_headers = $9, metadata = $10
+  event_types = $6, channels = $7, settings = $8, sealed_headers = $9, metadata = $10, ordered = $11
 WHERE id = $1
-RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at";
+RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered";
 
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[
@@ -92,6 +92,8 @@ pub struct EndpointDraft {
     pub event_types: Vec<String>,
     /// Empty: all.
     pub channels: Vec<String>,
+    /// FIFO per ordering key.
+    pub ordered: bool,
     /// Limits and backoff.
     pub settings: EndpointSettings,
     /// Own headers, sealed under `headers:<public id>`.
@@ -147,6 +149,7 @@ pub async fn create(
                 &draft.sealed_headers,
                 &draft.metadata,
                 &MAX_ENDPOINTS,
+                &draft.ordered,
             ],
         )
         .await?;
@@ -249,6 +252,7 @@ pub async fn update(
                 &Json(&draft.settings),
                 &draft.sealed_headers,
                 &draft.metadata,
+                &draft.ordered,
             ],
         )
         .await?;
@@ -278,6 +282,7 @@ fn read(row: &tokio_postgres::Row) -> Result<Endpoint, StoreError> {
             settings,
             sealed_headers: row.try_get(10)?,
             metadata: row.try_get(11)?,
+            ordered: row.try_get(14)?,
         },
         created_at: row.try_get(12)?,
         updated_at: row.try_get(13)?,

@@ -2,7 +2,8 @@ use proptest::prelude::*;
 use time::macros::datetime;
 
 use super::*;
-use crate::domain::endpoint::Backoff;
+use crate::domain::endpoint::{Backoff, Preset};
+use crate::policy::backoff::cap;
 use crate::policy::retry_after::MAX_RETRY_AFTER;
 
 const CREATED: OffsetDateTime = datetime!(2026-11-29 12:00 UTC);
@@ -106,23 +107,85 @@ fn the_ladder_ends_at_max_attempts_with_the_class_of_the_last_outcome() {
 }
 
 #[test]
-fn a_429_never_spends_the_ladder_and_waits_at_least_a_second() {
-    let patient = EndpointSettings {
-        backoff: Backoff {
-            base_seconds: 0,
-            max_seconds: 0,
-        },
+fn a_429_never_spends_the_ladder_and_waits_longer_each_time() {
+    let hasty = EndpointSettings {
+        backoff: Backoff::doubling(0, 0),
         ..EndpointSettings::default()
     };
-    let decided = decide(
-        &patient,
-        &progress(100, 4),
-        &verdict(Outcome::Throttled),
-        NOW,
-        half(),
+    let waits = |made, draw| {
+        let decided = decide(
+            &hasty,
+            &progress(made, 4),
+            &verdict(Outcome::Throttled),
+            NOW,
+            UnitInterval::new(draw).unwrap(),
+        );
+        assert_eq!(decided.charged, 4);
+        assert!(!decided.exhausted);
+        let Decision::RetryAt(next) = decided.decision else {
+            panic!("{:?}", decided.decision);
+        };
+        (next - NOW).as_seconds_f64()
+    };
+    let longest: Vec<f64> = [1, 2, 3, 12, 13, 14, MAX_ATTEMPTS_MADE - 1]
+        .map(|made| waits(made, 1.0))
+        .to_vec();
+    assert_eq!(longest, [1.0, 2.0, 4.0, 2_048.0, 3_600.0, 3_600.0, 3_600.0]);
+    assert_eq!(
+        [waits(1, 0.0), waits(2, 0.0), waits(20, 0.0)],
+        [1.0, 1.0, 1_800.0]
     );
-    assert_eq!(decided.decision, Decision::RetryAt(seconds_later(1)));
-    assert_eq!(decided.charged, 4);
+}
+
+#[test]
+fn days_of_429s_are_some_hundred_requests() {
+    let settings = EndpointSettings {
+        backoff: Backoff::doubling(1, 1),
+        ..EndpointSettings::default()
+    };
+    let mut now = CREATED;
+    for made in 1..=300 {
+        let decided = decide(
+            &settings,
+            &progress(made, 0),
+            &verdict(Outcome::Throttled),
+            now,
+            half(),
+        );
+        let Decision::RetryAt(next) = decided.decision else {
+            let throttled = Decision::DeadLetter(DeadLetterClass::Throttled);
+            assert_eq!(decided.decision, throttled);
+            return;
+        };
+        now = next;
+    }
+    panic!("still going after 300 requests");
+}
+
+#[test]
+fn only_a_ladder_that_failed_to_its_end_is_exhausted() {
+    for &outcome in Outcome::ALL {
+        let failure = matches!(outcome, Outcome::Transient | Outcome::Misconfigured);
+        assert!(!decided(progress(4, 3), verdict(outcome)).exhausted);
+        assert_eq!(
+            decided(progress(5, 4), verdict(outcome)).exhausted,
+            failure,
+            "{outcome:?}"
+        );
+    }
+    let hurried = Progress {
+        deliver_before: Some(seconds_later(1)),
+        ..progress(1, 0)
+    };
+    let decided = decided(hurried, verdict(Outcome::Transient));
+    assert_eq!(
+        decided.decision,
+        Decision::DeadLetter(DeadLetterClass::Expired)
+    );
+    assert!(
+        !decided.exhausted,
+        "a short life says nothing about the endpoint"
+    );
 }
 
 #[test]
@@ -194,11 +257,16 @@ prop_compose! {
     fn any_settings()(
         base_seconds in prop_oneof![0_u32..=600, any::<u32>()],
         max_seconds in prop_oneof![0_u32..=604_800, any::<u32>()],
+        preset in prop::bool::weighted(0.2),
         max_attempts in prop_oneof![0_u16..=50, any::<u16>()],
         max_age_seconds in prop_oneof![0_u32..=864_000, any::<u32>()],
     ) -> EndpointSettings {
         EndpointSettings {
-            backoff: Backoff { base_seconds, max_seconds },
+            backoff: if preset {
+                Backoff::Preset(Preset::StandardWebhooks)
+            } else {
+                Backoff::doubling(base_seconds, max_seconds)
+            },
             max_attempts,
             max_age_seconds,
             ..EndpointSettings::default()
@@ -258,9 +326,8 @@ proptest! {
     ) {
         let decided = decide(&settings, &progress, &verdict, now, jitter);
         if let Decision::RetryAt(next) = decided.decision {
-            let cap = Duration::from_secs(u64::from(settings.backoff.max_seconds));
             prop_assert!(next >= now);
-            prop_assert!(next <= later(now, cap.max(MAX_RETRY_AFTER)));
+            prop_assert!(next <= later(now, cap(&settings.backoff).max(MAX_RETRY_AFTER)));
             prop_assert!(next < later(progress.created_at, settings.max_age()));
             prop_assert!(progress.deliver_before.is_none_or(|end| next < end));
         }

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use time::macros::datetime;
 
 use super::*;
+use crate::domain::endpoint::{Backoff, Preset};
 
 const START: OffsetDateTime = datetime!(2026-11-29 12:00 UTC);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -117,6 +118,28 @@ fn an_endpoint_is_given_up_after_its_time_and_told_at_half() {
         Disable::Not,
         "a clock that went back"
     );
+}
+
+#[test]
+fn ladders_have_the_documented_lengths() {
+    let fast = EndpointSettings::default();
+    assert_eq!(longest_ladder(&fast), Duration::from_secs(900 + 5 * 15));
+
+    let standard_webhooks = Backoff::Preset(Preset::StandardWebhooks);
+    let standard = EndpointSettings {
+        backoff: standard_webhooks,
+        max_attempts: standard_webhooks.default_attempts(),
+        ..EndpointSettings::default()
+    };
+    let hours = 2 + 5 + 10 + 14 + 20 + 24;
+    let seconds = hours * 3_600 + 35 * 60 + 5 + 10 * 15;
+    assert_eq!(longest_ladder(&standard), Duration::from_secs(seconds));
+
+    let endless = EndpointSettings {
+        max_attempts: u16::MAX,
+        ..standard
+    };
+    assert_eq!(longest_ladder(&endless), endless.max_age());
 }
 
 fn any_instant() -> impl Strategy<Value = OffsetDateTime> {
