@@ -52,3 +52,4 @@ CREATE TABLE notices (
   event_id     uuid,                          -- NULL: nobody subscribes
   PRIMARY KEY (endpoint_id, kind, window_start)
 );
+CREATE INDEX notices_age ON notices (window_start);

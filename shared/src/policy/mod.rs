@@ -6,6 +6,7 @@
 //! - [`backoff`], [`retry_after`]: when to try again.
 //! - [`breaker`], [`outage`]: whether an endpoint is well, and what follows when it was not.
 //! - [`bucket`], [`limit`]: how fast and how much at once an endpoint is sent to.
+//! - [`notice`]: what a tenant is told, and how often.
 //! - [`address`]: where requests may go.
 //! - [`signing`]: what a receiver checks.
 
@@ -17,6 +18,7 @@ pub mod classify;
 pub mod decide;
 mod instant;
 pub mod limit;
+pub mod notice;
 pub mod outage;
 pub mod retry_after;
 pub mod signing;

@@ -22,6 +22,7 @@ pub mod ingest;
 pub mod keys;
 pub mod leases;
 pub mod migrate;
+pub mod notices;
 pub mod notify;
 pub mod partitions;
 pub mod pool;
@@ -50,6 +51,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         health::STATEMENTS,
         ingest::STATEMENTS,
         keys::STATEMENTS,
+        notices::STATEMENTS,
         notify::STATEMENTS,
         tenants::STATEMENTS,
         migrate::STATEMENTS,

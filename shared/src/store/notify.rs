@@ -55,6 +55,13 @@ impl Notifier {
     }
 }
 
+/// Tells workers where new deliveries wait; best effort, outside of any transaction.
+pub async fn hint(client: &impl GenericClient, payload: &str) {
+    if let Err(error) = client.execute(NOTIFY, &[&HINTS, &payload]).await {
+        tracing::debug!(%error, "workers will find the new deliveries by themselves");
+    }
+}
+
 /// Tells workers that there are new commands. After the commit that holds them, and best effort:
 /// they look each second anyway.
 pub async fn commands(client: &impl GenericClient) {

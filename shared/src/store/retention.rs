@@ -77,6 +77,8 @@ pub struct Report {
     pub kept_deleted: u64,
     /// Idempotency keys that expired.
     pub idempotency_keys: u64,
+    /// Windows of operational events past the age of events.
+    pub notices: u64,
     /// Partitions that must wait for a reader; the next run goes on.
     pub waiting: Vec<String>,
 }
@@ -124,6 +126,14 @@ const DELETE_KEYS: &str = fenced!(
          FOR UPDATE SKIP LOCKED)) RETURNING 1)
      SELECT (SELECT count(*) FROM gone) FROM mine"
 );
+/// Index notices_age; skips what is being told just now.
+const DELETE_NOTICES: &str = fenced!(
+    ", gone AS (
+       DELETE FROM notices WHERE EXISTS (SELECT FROM mine) AND ctid = ANY (ARRAY(
+         SELECT ctid FROM notices WHERE window_start < $4 ORDER BY window_start LIMIT $5
+         FOR UPDATE SKIP LOCKED)) RETURNING 1)
+     SELECT (SELECT count(*) FROM gone) FROM mine"
+);
 /// Waits for replays and holds further ones up until the end of the transaction. No row: nothing
 /// was ever kept.
 const LOCK_FLOOR: &str =
@@ -148,6 +158,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("retention.copy", COPY),
     ("retention.delete_dead_letters", DELETE_DEAD_LETTERS),
     ("retention.delete_keys", DELETE_KEYS),
+    ("retention.delete_notices", DELETE_NOTICES),
     ("retention.lock_floor", LOCK_FLOOR),
     ("retention.sweep_kept", SWEEP_KEPT),
 ];
@@ -197,6 +208,8 @@ pub async fn run(
     let oldest = now - settings.dead_letters;
     report.dead_letters = delete(client, lease, DELETE_DEAD_LETTERS, oldest, deadline).await?;
     report.idempotency_keys = delete(client, lease, DELETE_KEYS, now, deadline).await?;
+    let told_before = now - settings.events.max(SHORTEST);
+    report.notices = delete(client, lease, DELETE_NOTICES, told_before, deadline).await?;
     Ok(report)
 }
 

@@ -54,6 +54,7 @@ impl Job for Maintenance {
                 events.kept_deleted = report.kept_deleted,
                 dead_letters.deleted = report.dead_letters,
                 idempotency_keys.deleted = report.idempotency_keys,
+                notices.deleted = report.notices,
                 "forgot what was past its retention"
             );
         }
