@@ -82,7 +82,7 @@ impl World {
         call.waits = false;
         let slow = match &execution.statement {
             Statement::Record(..) | Statement::Close { .. } => self.faults.slow_records_until,
-            Statement::Load(..) | Statement::Scan(_) | Statement::Configs(_) => {
+            Statement::Load { .. } | Statement::Scan(_) | Statement::Configs(_) => {
                 self.faults.slow_reads_until
             }
             _ => 0,
@@ -110,7 +110,7 @@ impl World {
         };
         let answer = self.store.commit(execution, now);
         self.tell(|| format!("database commits {id}: {answer:?}"));
-        if let Answer::Slots(slots) = &answer {
+        if let Answer::Taken(slots) = &answer {
             self.counts.take_overs += u64::try_from(slots.len()).unwrap();
         }
         let lost = !self.faults.stopped && self.chance.happens(12);

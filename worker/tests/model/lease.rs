@@ -5,9 +5,10 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use shared::ids::{Epoch, Incarnation, Slot};
 use shared::runtime::clock::BootTime;
-use shared::store::slots::Census;
+use shared::store::slots::{Census, Handed, Taken};
 use uuid::Uuid;
-use worker::scheduler::Input;
+use worker::admission::TakeOver;
+use worker::scheduler::{self, Input, Leaving};
 use worker::tenure::{Balance, Tenure};
 
 use crate::check::Mutation;
@@ -34,7 +35,7 @@ enum At {
     Reclaiming(Census),
     Acquiring,
     /// Slots were taken; then, perhaps, to what the census says.
-    Suspects(Vec<(Slot, Epoch)>, Option<Census>),
+    Suspects(Vec<Taken>, Option<Census>),
     /// Until the next renewal, by timer of this number.
     Waiting(u64),
     Releasing(Vec<(Slot, Epoch)>),
@@ -48,7 +49,7 @@ pub(crate) struct LeaseLoop {
     incarnation: Option<Incarnation>,
     joined: bool,
     tenure: Option<Tenure>,
-    releases: VecDeque<Vec<(Slot, Epoch)>>,
+    releases: VecDeque<Vec<Leaving>>,
     /// What the commands are read for.
     pub(crate) owned: BTreeSet<Slot>,
 }
@@ -146,10 +147,10 @@ impl World {
             }
             (At::DeclaringDead, Some(_)) => self.count(index),
             (At::Counting, Some(Answer::Census(census))) => self.counted(index, census),
-            (At::Reclaiming(census), Some(Answer::Slots(slots))) => {
+            (At::Reclaiming(census), Some(Answer::Taken(slots))) => {
                 self.ask_suspects(index, slots, Some(census));
             }
-            (At::Acquiring, Some(Answer::Slots(slots))) => self.ask_suspects(index, slots, None),
+            (At::Acquiring, Some(Answer::Taken(slots))) => self.ask_suspects(index, slots, None),
             (At::Suspects(slots, census), Some(Answer::Suspects(suspects))) => {
                 self.took(index, slots, suspects);
                 match census {
@@ -238,7 +239,7 @@ impl World {
         }
     }
 
-    fn ask_suspects(&mut self, index: usize, slots: Vec<(Slot, Epoch)>, census: Option<Census>) {
+    fn ask_suspects(&mut self, index: usize, slots: Vec<Taken>, census: Option<Census>) {
         match census {
             Some(census) if slots.is_empty() => self.balance(index, &census),
             None if slots.is_empty() => self.lease_waits(index),
@@ -246,10 +247,12 @@ impl World {
         }
     }
 
-    fn took(&mut self, index: usize, slots: Vec<(Slot, Epoch)>, suspects: HashMap<Uuid, u16>) {
+    fn took(&mut self, index: usize, taken: Vec<Taken>, suspects: HashMap<Uuid, u16>) {
+        let slots: Vec<_> = taken.iter().map(|it| (it.slot, it.epoch)).collect();
         self.tell(|| format!("w{index} has {slots:?}"));
         self.tenure(index).took(&slots);
         self.publish(index);
+        let slots = taken.iter().map(taken_over).collect();
         self.input(index, Input::Acquired { slots, suspects });
     }
 
@@ -280,7 +283,7 @@ impl World {
     }
 
     /// The scheduler gives up slots.
-    pub(crate) fn give_up(&mut self, index: usize, slots: Vec<(Slot, Epoch)>) {
+    pub(crate) fn give_up(&mut self, index: usize, slots: Vec<Leaving>) {
         self.processes[index].lease.releases.push_back(slots);
         self.release_next(index);
     }
@@ -292,9 +295,11 @@ impl World {
         let Some(asked) = self.processes[index].lease.releases.pop_front() else {
             return;
         };
-        let leaving = self.tenure(index).still_held(asked);
+        let handed = asked.iter().flat_map(handed_over).collect();
+        let slots = asked.iter().map(|it| (it.slot, it.epoch)).collect();
+        let leaving = self.tenure(index).still_held(slots);
         let me = self.me(index);
-        let statement = Statement::Release(me, leaving.clone());
+        let statement = Statement::Release(me, leaving.clone(), handed);
         self.lease_asks(index, At::Releasing(leaving), statement);
     }
 
@@ -320,4 +325,26 @@ impl World {
         self.forget(index);
         self.connect_lease(index);
     }
+}
+
+fn taken_over(taken: &Taken) -> scheduler::Taken {
+    scheduler::Taken {
+        slot: taken.slot,
+        how: TakeOver {
+            epoch: taken.epoch,
+            clean: taken.clean,
+            emptied_at: taken.emptied_at,
+        },
+    }
+}
+
+fn handed_over(leaving: &Leaving) -> impl Iterator<Item = Handed> {
+    leaving.endpoints.iter().map(|endpoint| Handed {
+        endpoint: endpoint.endpoint,
+        slot: leaving.slot,
+        epoch: leaving.epoch,
+        tenant: endpoint.tenant,
+        tat: endpoint.bucket,
+        parked_until: endpoint.parked_until,
+    })
 }

@@ -4,11 +4,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared::domain::endpoint::{Backoff, EndpointSettings};
-use shared::ids::{EndpointId, EndpointKey};
+use shared::domain::endpoint::{Backoff, BreakerSettings, EndpointSettings};
+use shared::ids::{EndpointId, EndpointKey, lower_bound};
+use shared::store::endpoint_runtime::Runtime;
 use uuid::Uuid;
 use worker::endpoint_config::{EndpointConfig, SharedConfig, Target};
-use worker::loader::{Question, answers, failure};
+use worker::loader::{Known, Question, answers, failure, wants};
 use worker::scheduler::{Input, LoadRequest};
 
 use crate::store::{Answer, Endpoint, Statement};
@@ -66,6 +67,13 @@ impl World {
                 let unknown = requests.iter().filter(|request| request.config);
                 Statement::Configs(unknown.map(|request| request.endpoint).collect())
             }
+            Question::Revive(_) | Question::Outages(_) => Statement::Connect,
+            Question::Expire(expire) => Statement::Expire {
+                owner: expire.owner,
+                endpoint: expire.endpoint,
+                older_than: lower_bound(expire.older_than),
+                except: expire.except.clone(),
+            },
         };
         loader.current = Some(question);
         self.loader_asks(index, task, statement);
@@ -100,6 +108,22 @@ impl World {
                 endpoint: close.endpoint,
                 more: closed.is_some_and(|count| count > 0),
             },
+            (Question::Expire(expire), Some(Answer::Closed(expired))) => Input::Expired {
+                slot: expire.owner.slot,
+                epoch: expire.owner.epoch,
+                endpoint: expire.endpoint,
+                more: expired.is_some_and(|count| count > 0),
+            },
+            (Question::Revive(revive), Some(_)) => Input::Revived {
+                slot: revive.owner.slot,
+                epoch: revive.owner.epoch,
+                endpoint: revive.endpoint,
+                deliveries: Some(Vec::new()),
+            },
+            (Question::Outages(slots), Some(_)) => Input::Outages {
+                slots,
+                found: Some(Vec::new()),
+            },
             (Question::Load(requests), Some(Answer::Endpoints(found))) => {
                 return self.ask_rows(index, task, requests, &found);
             }
@@ -107,7 +131,12 @@ impl World {
                 let loader = self.loader(index, task);
                 let configs = loader.configs.take().unwrap_or_default();
                 let now = loader.due_by.unwrap();
-                Input::Loaded(answers(&requests, configs, (ready, retry), now))
+                let history = requests.iter().filter(|request| request.history);
+                let known = Known {
+                    configs,
+                    history: history.map(|it| (it.endpoint, Vec::new())).collect(),
+                };
+                Input::Loaded(answers(&requests, known, (ready, retry), now))
             }
             (question, _) => return self.loader_pauses(index, task, question),
         };
@@ -132,7 +161,12 @@ impl World {
         loader.configs = Some(configs.collect());
         loader.due_by = Some(now);
         loader.current = Some(Question::Load(requests.clone()));
-        self.loader_asks(index, task, Statement::Load(requests, now));
+        let statement = Statement::Load {
+            wants: wants(&requests),
+            requests,
+            due_by: now,
+        };
+        self.loader_asks(index, task, statement);
     }
 
     fn loader_pauses(&mut self, index: usize, task: Task, question: Question) {
@@ -164,12 +198,14 @@ fn config(endpoint: &Endpoint) -> EndpointConfig {
     let settings = EndpointSettings {
         timeout_ms: 2_000,
         max_attempts: 4,
-        backoff: Backoff {
-            base_seconds: 1,
-            max_seconds: 4,
-        },
+        backoff: Backoff::doubling(1, 4),
         max_in_flight: u16::try_from(key % 3 + 1).unwrap(),
         max_age_seconds: if key % 4 == 0 { 20 } else { 3_600 },
+        breaker: BreakerSettings {
+            failures: 3,
+            cooldown_seconds: 3,
+            max_cooldown_seconds: 12,
+        },
         ..EndpointSettings::default()
     };
     EndpointConfig {
@@ -178,6 +214,8 @@ fn config(endpoint: &Endpoint) -> EndpointConfig {
         version: endpoint.version,
         state: endpoint.state,
         settings,
+        ordered: false,
+        runtime: Runtime::default(),
         locked: false,
         target: Target {
             url: None,

@@ -160,6 +160,8 @@ impl World {
                 Decision::RetryAt(at) => Some(at),
                 _ => None,
             },
+            observed: record.observed,
+            dead: matches!(record.decision, Decision::DeadLetter(_)),
         });
         let input = Input::Recorded(recorded.collect());
         self.input(index, input);

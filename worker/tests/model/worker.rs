@@ -8,7 +8,7 @@ use shared::ids::{EndpointKey, Incarnation, Slot};
 use shared::runtime::clock::{BootTime, DatabaseClock};
 use uuid::Uuid;
 use worker::job::{Job, Record};
-use worker::loader::{Close, Question};
+use worker::loader::{Close, Expire, Question, Revive};
 use worker::scheduler::{Effect, Input, Now, Scheduler, SchedulerSettings};
 
 use crate::check::Mutation;
@@ -58,8 +58,8 @@ pub(crate) struct Process {
     pub(crate) scans: LoaderLoop,
     pub(crate) recorder: RecorderLoop,
     pub(crate) commands: CommandsLoop,
-    closes: VecDeque<Close>,
-    closing: bool,
+    chores: VecDeque<Question>,
+    chore_out: bool,
     suspects: Vec<(CallId, Box<Job>)>,
     mutation: Mutation,
 }
@@ -84,8 +84,8 @@ impl Process {
             scans: LoaderLoop::default(),
             recorder: RecorderLoop::default(),
             commands: CommandsLoop::default(),
-            closes: VecDeque::new(),
-            closing: false,
+            chores: VecDeque::new(),
+            chore_out: false,
             suspects: Vec::new(),
             mutation,
         }
@@ -188,8 +188,8 @@ impl World {
             database: process.clock.at(boot),
         };
         for input in std::mem::take(&mut process.inbox) {
-            if matches!(input, Input::Closed { .. }) {
-                self.processes[index].closing = false;
+            if is_chore_done(&input) {
+                self.processes[index].chore_out = false;
             }
             if let Input::Recorded(records) = &input {
                 let keys = self.keys_of(index, records);
@@ -202,7 +202,7 @@ impl World {
         for effect in self.processes[index].scheduler.effects(now) {
             self.execute(index, effect);
         }
-        self.close_next(index);
+        self.next_chore(index);
         self.end_drain(index);
     }
 
@@ -219,25 +219,58 @@ impl World {
                 reason,
                 except,
             } => {
-                let close = Close {
+                let close = Question::Close(Close {
                     owner,
                     endpoint,
                     reason,
                     except,
-                };
-                self.processes[index].closes.push_back(close);
+                });
+                self.processes[index].chores.push_back(close);
             }
+            Effect::Expire {
+                owner,
+                endpoint,
+                older_than,
+                except,
+            } => {
+                let expire = Question::Expire(Expire {
+                    owner,
+                    endpoint,
+                    older_than,
+                    except,
+                });
+                self.processes[index].chores.push_back(expire);
+            }
+            Effect::Revive {
+                owner,
+                endpoint,
+                window,
+                count,
+            } => {
+                let revive = Question::Revive(Revive {
+                    owner,
+                    endpoint,
+                    window,
+                    count,
+                });
+                self.processes[index].chores.push_front(revive);
+            }
+            Effect::FindOutages(slots) => {
+                let outages = Question::Outages(slots);
+                self.processes[index].chores.push_front(outages);
+            }
+            Effect::Change(_) => {}
             Effect::Release(slots) => self.give_up(index, slots),
         }
     }
 
-    fn close_next(&mut self, index: usize) {
-        if self.processes[index].closing {
+    fn next_chore(&mut self, index: usize) {
+        if self.processes[index].chore_out {
             return;
         }
-        if let Some(close) = self.processes[index].closes.pop_front() {
-            self.processes[index].closing = true;
-            self.ask(index, Task::Scans, Question::Close(close));
+        if let Some(chore) = self.processes[index].chores.pop_front() {
+            self.processes[index].chore_out = true;
+            self.ask(index, Task::Scans, chore);
         }
     }
 
@@ -326,4 +359,15 @@ impl World {
         self.processes[index].recorder.queue.push_back(record);
         self.record_next(index);
     }
+}
+
+/// The answer to a chore: the next one may be asked.
+const fn is_chore_done(input: &Input) -> bool {
+    matches!(
+        input,
+        Input::Closed { .. }
+            | Input::Revived { .. }
+            | Input::Expired { .. }
+            | Input::Outages { .. }
+    )
 }

@@ -33,6 +33,12 @@ impl Store {
                 },
                 ..
             }
+            | Statement::Expire {
+                owner: Ownership {
+                    incarnation: me, ..
+                },
+                ..
+            }
             | Statement::MakeDue(me, ..)
             | Statement::RemoveCommands(me, _) => {
                 if !self.workers.contains_key(me) {
@@ -56,7 +62,7 @@ impl Store {
                 execution.updates = Some(*me);
                 true
             }
-            Statement::Release(me, _) | Statement::Reclaim(me, _) | Statement::Leave(me) => {
+            Statement::Release(me, ..) | Statement::Reclaim(me, _) | Statement::Leave(me) => {
                 let me = *me;
                 !self.workers.contains_key(&me) || self.exclude(execution, me)
             }
@@ -67,7 +73,8 @@ impl Store {
 
     /// SHARE on the slot: a row that was changed since the snapshot is read again.
     pub(super) fn look_again(&self, execution: &mut Execution) {
-        if let Statement::Close { owner, .. } = &execution.statement
+        if let Statement::Close { owner, .. } | Statement::Expire { owner, .. } =
+            &execution.statement
             && let Snapshot::Closing { fenced, .. } = &mut execution.snapshot
         {
             *fenced &= self.holds(*owner);

@@ -22,8 +22,8 @@ use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use shared::policy::decide::Decision;
 use shared::store::commands::{Command, Verb};
-use shared::store::queue::Row;
-use shared::store::slots::Census;
+use shared::store::queue::{Row, Want};
+use shared::store::slots::{Census, Handed, Taken};
 use time::OffsetDateTime;
 use uuid::Uuid;
 use worker::job::Ownership;
@@ -47,6 +47,10 @@ pub(crate) struct Worker {
 pub(crate) struct SlotRow {
     pub(crate) owner: Option<Incarnation>,
     pub(crate) epoch: Epoch,
+    /// The epoch that was handed over in order.
+    pub(crate) released: Option<Epoch>,
+    /// When it was last taken from the dead.
+    pub(crate) emptied_at: Option<OffsetDateTime>,
 }
 
 /// A row of `ready` (no due time) or `retry`.
@@ -105,7 +109,7 @@ pub(crate) enum Statement {
     Census(Incarnation),
     Acquire(Incarnation, usize),
     Reclaim(Incarnation, Vec<(Slot, Epoch)>),
-    Release(Incarnation, Vec<(Slot, Epoch)>),
+    Release(Incarnation, Vec<(Slot, Epoch)>, Vec<Handed>),
     Leave(Incarnation),
     Suspects,
     ChargeSuspect(Uuid),
@@ -115,11 +119,21 @@ pub(crate) enum Statement {
     Disable(EndpointKey, i32),
     Scan(Vec<Slot>),
     Configs(Vec<EndpointKey>),
-    Load(Vec<LoadRequest>, OffsetDateTime),
+    Load {
+        wants: Vec<Want>,
+        requests: Vec<LoadRequest>,
+        due_by: OffsetDateTime,
+    },
     Close {
         owner: Ownership,
         endpoint: EndpointKey,
         reason: CloseReason,
+        except: Vec<Uuid>,
+    },
+    Expire {
+        owner: Ownership,
+        endpoint: EndpointKey,
+        older_than: Uuid,
         except: Vec<Uuid>,
     },
     Commands(Vec<Slot>),
@@ -132,7 +146,7 @@ pub(crate) enum Answer {
     Done,
     Time(Option<OffsetDateTime>),
     Census(Census),
-    Slots(Vec<(Slot, Epoch)>),
+    Taken(Vec<Taken>),
     Suspects(HashMap<Uuid, u16>),
     Found(Vec<Found>),
     Endpoints(Vec<Endpoint>),
@@ -215,6 +229,8 @@ impl Store {
         let slot = SlotRow {
             owner: None,
             epoch: Epoch(0),
+            released: None,
+            emptied_at: None,
         };
         Self {
             workers: BTreeMap::new(),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use shared::ids::{EndpointKey, Incarnation, Slot};
+use shared::store::queue::Want;
 use shared::store::slots::Census;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -36,7 +37,11 @@ impl Store {
                     .cloned();
                 Snapshot::Answer(Answer::Endpoints(found.collect()))
             }
-            Statement::Load(requests, due_by) => Snapshot::Answer(self.load(requests, *due_by)),
+            Statement::Load {
+                wants,
+                requests,
+                due_by,
+            } => Snapshot::Answer(self.load(wants, requests, *due_by)),
             Statement::Commands(slots) => {
                 let all = self
                     .commands
@@ -69,6 +74,12 @@ impl Store {
                 except,
                 ..
             } => self.closing(*owner, *endpoint, except),
+            Statement::Expire {
+                owner,
+                endpoint,
+                older_than,
+                except,
+            } => self.expiring(*owner, *endpoint, (*older_than, except)),
             Statement::MakeDue(me, id, _) => {
                 let slot = self.live.get(id).map(|row| row.slot);
                 let mine = |slot: Slot| self.slot(slot).owner == Some(*me);
@@ -169,6 +180,7 @@ impl Store {
                 tenant: row.tenant,
                 ready: false,
                 next_due: None,
+                awake: false,
             });
             entry.ready |= row.due.is_none();
             entry.next_due = match (entry.next_due, row.due) {
@@ -179,30 +191,32 @@ impl Store {
         found.into_values().collect()
     }
 
-    pub(super) fn load(&mut self, requests: &[LoadRequest], due_by: OffsetDateTime) -> Answer {
+    pub(super) fn load(
+        &mut self,
+        wants: &[Want],
+        requests: &[LoadRequest],
+        due_by: OffsetDateTime,
+    ) -> Answer {
+        let views: BTreeMap<EndpointKey, Option<View>> = requests
+            .iter()
+            .map(|request| (request.endpoint, self.older_snapshot(request)))
+            .collect();
         let (mut ready, mut retry) = (Vec::new(), Vec::new());
-        for (want, request) in requests.iter().enumerate() {
-            let older = self.older_snapshot(request);
-            let view = older.as_deref().unwrap_or(&self.live);
+        for (number, want) in wants.iter().enumerate() {
+            let older = views.get(&want.endpoint).and_then(Option::as_deref);
+            let view = older.unwrap_or(&self.live);
             let mut rows: Vec<&Live> = view
                 .values()
-                .filter(|row| row.endpoint == request.endpoint)
+                .filter(|row| row.endpoint == want.endpoint)
                 .collect();
             rows.sort_by_key(|row| (row.due, row.id));
-            let fresh = rows
-                .iter()
-                .filter(|row| row.due.is_none() && row.id > request.cursor);
-            ready.extend(
-                fresh
-                    .take(request.ready_limit)
-                    .map(|row| answer_row(want, row, due_by)),
-            );
-            let failed = rows.iter().filter(|row| row.due.is_some());
-            retry.extend(
-                failed
-                    .take(request.retry_limit)
-                    .map(|row| answer_row(want, row, due_by)),
-            );
+            let answer = |row: &&Live| answer_row(number, row, due_by);
+            let limit = |limit: i64| usize::try_from(limit).unwrap();
+            let untried = rows.iter().filter(|row| row.due.is_none());
+            let untried = untried.filter(|row| row.id > want.cursor);
+            ready.extend(untried.take(limit(want.ready_limit)).map(answer));
+            let tried = rows.iter().filter(|row| row.due.is_some());
+            retry.extend(tried.take(limit(want.retry_limit)).map(answer));
         }
         Answer::Rows(ready, retry)
     }
@@ -245,6 +259,24 @@ impl Store {
         Snapshot::Closing {
             fenced: asked && self.holds(owner),
             rows: [some(ready), some(retry)].concat(),
+        }
+    }
+
+    fn expiring(
+        &self,
+        owner: Ownership,
+        endpoint: EndpointKey,
+        (older_than, except): (Uuid, &[Uuid]),
+    ) -> Snapshot {
+        let old = |row: &&Live| row.endpoint == endpoint && row.id < older_than;
+        let rows = self.live.values().filter(old);
+        let rows = rows.filter(|row| !except.contains(&row.id));
+        Snapshot::Closing {
+            fenced: self.holds(owner),
+            rows: rows
+                .take(CLOSE_LIMIT)
+                .map(|row| (row.id, row.version))
+                .collect(),
         }
     }
 }

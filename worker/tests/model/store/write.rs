@@ -3,17 +3,18 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use shared::domain::delivery::CloseReason;
+use shared::domain::delivery::{CloseReason, DeadLetterClass};
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{Epoch, Incarnation, Slot};
 use shared::policy::decide::Decision;
+use shared::store::slots::Taken;
 use time::OffsetDateTime;
 use uuid::Uuid;
 use worker::job::Ownership;
 
 use super::{
-    Answer, Endpoint, Execution, Final, Live, Outcome, Snapshot, Statement, Store, View, Worker,
-    final_of, is_enabled, short,
+    Answer, Endpoint, Execution, Final, Live, Outcome, SlotRow, Snapshot, Statement, Store, View,
+    Worker, final_of, is_enabled, short,
 };
 use crate::check::{Invariant, Mutation, Violation};
 
@@ -39,10 +40,14 @@ impl Store {
                     candidates,
                     workers,
                 },
-            ) => self.take(*me, &candidates, &workers),
+            ) => self.take(*me, (&candidates, &workers), run.at),
             (Statement::Close { owner, reason, .. }, Snapshot::Closing { fenced, rows }) => {
                 let fenced = fenced && run.shares.is_some();
                 self.close(*owner, *reason, (fenced, &rows), now)
+            }
+            (Statement::Expire { owner, .. }, Snapshot::Closing { fenced, rows }) => {
+                let fenced = fenced && run.shares.is_some();
+                self.expire(*owner, (fenced, &rows))
             }
             (Statement::MakeDue(_, id, at), Snapshot::Owned(mine)) => {
                 if mine && run.shares.is_some() {
@@ -86,8 +91,8 @@ impl Store {
                 }
                 Answer::Done
             }
-            Statement::Reclaim(me, slots) => Answer::Slots(self.compare_and_set(*me, slots, true)),
-            Statement::Release(me, slots) => Answer::Slots(self.compare_and_set(*me, slots, false)),
+            Statement::Reclaim(me, slots) => self.reclaim(*me, slots, at),
+            Statement::Release(me, slots, _) => self.release(*me, slots),
             Statement::Leave(me) => {
                 self.workers.remove(me);
                 Answer::Done
@@ -238,8 +243,8 @@ impl Store {
     pub(super) fn take(
         &mut self,
         me: Incarnation,
-        candidates: &[(Slot, Epoch)],
-        workers: &BTreeSet<Incarnation>,
+        (candidates, workers): (&[(Slot, Epoch)], &BTreeSet<Incarnation>),
+        now: OffsetDateTime,
     ) -> Answer {
         let blind = self.mutation == Mutation::BlindTakeOver;
         let mut taken = Vec::new();
@@ -247,37 +252,39 @@ impl Store {
             let row = self.slot_mut(*slot);
             let seems_free = blind && row.owner.is_none_or(|owner| !workers.contains(&owner));
             if row.epoch == *epoch || seems_free {
-                row.owner = Some(me);
-                row.epoch = Epoch(row.epoch.0 + 1);
-                taken.push((*slot, row.epoch));
+                let clean = row.epoch == Epoch(0) || row.released == Some(row.epoch);
+                taken.push(taken_by(me, (*slot, row), clean, now));
             }
         }
         if let Some(view) = self.at_death.remove(&me) {
-            let views = taken.iter().map(|slot| (*slot, Rc::clone(&view)));
+            let views = taken
+                .iter()
+                .map(|it| ((it.slot, it.epoch), Rc::clone(&view)));
             self.before_take_over.extend(views);
         }
-        Answer::Slots(taken)
+        Answer::Taken(taken)
     }
 
-    pub(super) fn compare_and_set(
-        &mut self,
-        me: Incarnation,
-        slots: &[(Slot, Epoch)],
-        keep: bool,
-    ) -> Vec<(Slot, Epoch)> {
-        let mut changed = Vec::new();
+    fn reclaim(&mut self, me: Incarnation, slots: &[(Slot, Epoch)], now: OffsetDateTime) -> Answer {
+        let mut taken = Vec::new();
         for (slot, epoch) in slots {
             let row = self.slot_mut(*slot);
             if row.owner == Some(me) && row.epoch == *epoch {
-                if keep {
-                    row.epoch = Epoch(row.epoch.0 + 1);
-                } else {
-                    row.owner = None;
-                }
-                changed.push((*slot, row.epoch));
+                taken.push(taken_by(me, (*slot, row), false, now));
             }
         }
-        changed
+        Answer::Taken(taken)
+    }
+
+    fn release(&mut self, me: Incarnation, slots: &[(Slot, Epoch)]) -> Answer {
+        for (slot, epoch) in slots {
+            let row = self.slot_mut(*slot);
+            if row.owner == Some(me) && row.epoch == *epoch {
+                row.owner = None;
+                row.released = Some(*epoch);
+            }
+        }
+        Answer::Done
     }
 
     pub(super) fn close(
@@ -327,6 +334,30 @@ impl Store {
         Answer::Closed(Some(closed))
     }
 
+    fn expire(&mut self, owner: Ownership, (fenced, rows): (bool, &[(Uuid, u64)])) -> Answer {
+        if !fenced {
+            return Answer::Closed(None);
+        }
+        let mut expired = 0;
+        for (id, version) in rows {
+            let as_it_was = |row: &&Live| row.version == *version;
+            if self.live.get(id).filter(as_it_was).is_none() {
+                continue;
+            }
+            self.live.remove(id);
+            self.check_fence("an expiry", owner, *id);
+            let to = Final::Dead(DeadLetterClass::Expired);
+            if let Some(text) = self.end(*id, Some(to)) {
+                self.violations.push(Violation {
+                    invariant: Invariant::Final,
+                    text,
+                });
+            }
+            expired += 1;
+        }
+        Answer::Closed(Some(expired))
+    }
+
     pub(super) fn make_due(&mut self, id: Uuid, at: OffsetDateTime) {
         if let Some(row) = self
             .live
@@ -337,5 +368,26 @@ impl Store {
             row.due = Some(at);
             row.version = self.versions;
         }
+    }
+}
+
+/// A slot changes hands.
+fn taken_by(
+    me: Incarnation,
+    (slot, row): (Slot, &mut SlotRow),
+    clean: bool,
+    now: OffsetDateTime,
+) -> Taken {
+    row.owner = Some(me);
+    row.epoch = Epoch(row.epoch.0 + 1);
+    if !clean {
+        row.emptied_at = Some(now);
+    }
+    Taken {
+        slot,
+        epoch: row.epoch,
+        clean,
+        at: now,
+        emptied_at: row.emptied_at,
     }
 }
