@@ -31,7 +31,8 @@ const AWAY_OR_REFUSING: [DeadLetterClass; 3] = [
 
 /// Oldest first. Index `dead_letters_revivable` per class, then events by primary key. Locks: KEY SHARE on
 /// the incarnation, SHARE on the slot, SHARE on the floor, the dead letters (skipping those that a replay
-/// holds). The events of an ordered endpoint go back to their place in `ready_ordered`.
+/// holds). Of an ordered endpoint, those that stood in line go to the tail in their old order, or, where a dead
+/// letter blocks its key, back to their place: nothing of the key was sent since.
 const REVIVE: &str = "
 WITH me AS MATERIALIZED (SELECT id FROM workers WHERE id = $1 FOR KEY SHARE),
 ok AS MATERIALIZED (
@@ -39,8 +40,9 @@ ok AS MATERIALIZED (
 floor AS MATERIALIZED (
   SELECT r.replay_floor FROM retention r WHERE EXISTS (SELECT FROM ok) FOR SHARE),
 dest AS MATERIALIZED (
-  SELECT ok.slot, e.ordered, floor.replay_floor FROM ok CROSS JOIN floor
-  CROSS JOIN LATERAL (SELECT e.ordered FROM endpoints e WHERE e.id = $4 AND e.slot = ok.slot AND e.state = 1 OFFSET 0) e),
+  SELECT ok.slot, e.ordered, e.block, floor.replay_floor FROM ok CROSS JOIN floor
+  CROSS JOIN LATERAL (
+    SELECT e.ordered, coalesce(e.settings->>'on_dead_letter' = 'block', false) AS block FROM endpoints e WHERE e.id = $4 AND e.slot = ok.slot AND e.state = 1 OFFSET 0) e),
 pick AS MATERIALIZED (
   SELECT d.* FROM dest CROSS JOIN unnest($7::int2[]) k(class) CROSS JOIN LATERAL (
     SELECT d.ctid AS c, d.id, d.dead_at, e.deliver_before FROM dead_letters d
@@ -69,8 +71,9 @@ live AS (
   FROM marked m CROSS JOIN dest WHERE NOT dest.ordered OR m.order_key IS NULL),
 live_in_order AS (
   INSERT INTO ready_ordered (slot, tenant_id, endpoint_id, order_key, order_seq, id, event_id, kind, deliver_before)
-  SELECT dest.slot, m.tenant_id, m.endpoint_id, m.order_key, m.order_seq, m.id, m.event_id, $9, m.deliver_before
-  FROM marked m CROSS JOIN dest WHERE dest.ordered AND m.order_key IS NOT NULL)
+  SELECT dest.slot, m.tenant_id, m.endpoint_id, m.order_key,
+         CASE WHEN dest.block THEN m.order_seq ELSE nextval('order_seq') END, m.id, m.event_id, $9, m.deliver_before
+  FROM (SELECT * FROM marked WHERE order_key IS NOT NULL ORDER BY order_seq, id OFFSET 0) m CROSS JOIN dest WHERE dest.ordered)
 SELECT ARRAY(SELECT id FROM marked), (SELECT count(*) FROM ok)";
 
 /// Loose index scan of `dead_letters_revivable`, then per endpoint: `endpoints_pkey`,

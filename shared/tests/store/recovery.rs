@@ -298,27 +298,45 @@ async fn a_revived_delivery_is_found_by_its_id_and_in_the_list() {
 }
 
 #[tokio::test]
-async fn in_an_ordered_endpoint_it_goes_back_to_its_place() {
-    let owner = Owner::new().await;
-    let at = owner.now().await;
-    owner
-        .session
-        .batch_execute("UPDATE endpoints SET ordered = true")
-        .await
-        .unwrap();
-    let class = DeadLetterClass::Transient;
-    let dead = owner.dead_letter(class, Kind::Live, at - MINUTE).await;
-    owner.dead_letter(class, Kind::Live, at - MINUTE).await;
-    let place = "UPDATE dead_letters SET order_key = 5, order_seq = 77 WHERE id = $1";
-    owner.session.execute(place, &[&dead]).await.unwrap();
+async fn in_line_they_go_to_the_tail_in_their_old_order_or_back_to_the_place_that_they_block() {
+    for (on_dead_letter, places) in [("release", [78, 79]), ("block", [76, 77])] {
+        let owner = Owner::new().await;
+        let at = owner.now().await;
+        owner
+            .session
+            .batch_execute(&format!(
+                "UPDATE endpoints SET ordered = true, settings = '{{\"on_dead_letter\": \"{on_dead_letter}\"}}';
+                 SELECT setval('order_seq', 77)"
+            ))
+            .await
+            .unwrap();
+        let class = DeadLetterClass::Transient;
+        let mut dead = Vec::new();
+        for (age, order_seq) in [(1, 76_i64), (2, 77)] {
+            let id = owner
+                .dead_letter(class, Kind::Live, at - age * MINUTE)
+                .await;
+            let place = "UPDATE dead_letters SET order_key = 5, order_seq = $2 WHERE id = $1";
+            owner
+                .session
+                .execute(place, &[&id, &order_seq])
+                .await
+                .unwrap();
+            dead.push(id);
+        }
+        owner.dead_letter(class, Kind::Live, at - MINUTE).await;
 
-    let revived = revive(&owner, window(at), &new_ids(at, 2)).await.unwrap();
+        let revived = revive(&owner, window(at), &new_ids(at, 3)).await.unwrap();
 
-    assert_eq!(revived.len(), 2);
-    let there = "ready_ordered r JOIN dead_letters d ON d.replayed_as = r.id
-                 WHERE r.slot = 1 AND r.order_key = 5 AND r.order_seq = 77 AND r.kind = 2 AND r.due_at IS NULL";
-    assert_eq!(owner.count(there).await, 1);
-    assert_eq!(owner.count("ready").await, 1, "the one without a key");
+        assert_eq!(revived.len(), 3);
+        let line = "SELECT d.id, r.order_seq FROM ready_ordered r JOIN dead_letters d ON d.replayed_as = r.id
+                    WHERE r.slot = 1 AND r.order_key = 5 AND r.kind = 2 AND r.due_at IS NULL ORDER BY r.order_seq";
+        let rows = owner.session.query(line, &[]).await.unwrap();
+        let there: Vec<(Uuid, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let expected: Vec<_> = dead.into_iter().zip(places).collect();
+        assert_eq!(there, expected, "{on_dead_letter}");
+        assert_eq!(owner.count("ready").await, 1, "the one without a key");
+    }
 }
 
 /// A dead letter whose only attempt failed, as a killed owner leaves it.
