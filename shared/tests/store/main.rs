@@ -14,6 +14,7 @@ mod expire;
 mod ingest;
 mod leases;
 mod migrate;
+mod notices;
 mod ordered;
 mod owner;
 mod partitions;
