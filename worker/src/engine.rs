@@ -142,7 +142,7 @@ impl Engine {
                 endpoint,
                 reason,
                 except,
-            } => self.chores.push_back(Question::Close(Close {
+            } => self.chores.push_front(Question::Close(Close {
                 owner,
                 endpoint,
                 reason,

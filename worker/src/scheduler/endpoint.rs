@@ -5,7 +5,8 @@
 //!   and in `tombstones` from then until the load that was under way meanwhile has been processed:
 //!   such a load may still show the row (its snapshot is older than the record). There is at most one
 //!   load under way per endpoint, so this is exact. Without it a healthy worker sends twice.
-//! - Every way in (hint, scan, retry timer) ends in [`Endpoint::insert_if_absent`].
+//! - Every way in (hint, scan, retry timer) ends in [`Endpoint::insert_if_absent`]; for rows that stand in
+//!   line, only if nothing of their key is known (`super::ordered`).
 
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointKey, Slot, TenantKey, lower_bound};
@@ -14,11 +15,13 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::lanes::{Lane, Lanes, Loaded};
+use super::ordered::Lines;
 use super::share::Pace;
-use super::{LoadRequest, LoadedEndpoint, Now, Set};
-use crate::admission::{Admission, Gate};
+use super::{LinesRequest, LoadRequest, LoadedEndpoint, Now, Set};
+use crate::admission::{Admission, DeferReason, Gate};
 use crate::endpoint_config::SharedConfig;
 use crate::job::LiveRow;
+use crate::lines::blocks;
 
 /// Loads look back this far before the cursor, because commit order is not id order: two API
 /// processes, or two batches, stamp ids in one order and commit in another, as far apart as a commit
@@ -73,6 +76,7 @@ pub(super) struct Endpoint {
     cursor: Uuid,
     pub(super) more_ready: bool,
     fresh: Option<Fresh>,
+    pub(super) lines: Lines,
     /// The earliest retry that is known of.
     pub(super) next_due: Option<OffsetDateTime>,
     pub(super) load_out: bool,
@@ -126,6 +130,7 @@ impl Endpoint {
             cursor: Uuid::nil(),
             more_ready: false,
             fresh: None,
+            lines: Lines::default(),
             next_due: None,
             load_out: false,
             config_asked: false,
@@ -148,6 +153,7 @@ impl Endpoint {
         if let Some(fresh) = &mut self.fresh {
             fresh.more = true;
         }
+        self.lines.hinted();
         self.hinted_during_load |= self.load_out;
     }
 
@@ -199,6 +205,27 @@ impl Endpoint {
         Some(gate.admit(config, self.in_flight, now.database))
     }
 
+    /// An outage goes on, or its dead letters are being replayed.
+    pub(super) fn may_revive(&self) -> bool {
+        self.gate
+            .as_ref()
+            .is_some_and(|gate| gate.is_open() || gate.recovery().is_some())
+    }
+
+    /// Rows wait that may not be sent, for a reason that is not their number.
+    pub(super) fn is_stuck(&self, now: Now) -> bool {
+        let held_back = |reason| match reason {
+            DeferReason::Breaker
+            | DeferReason::RateLimited
+            | DeferReason::Throttled
+            | DeferReason::Locked => true,
+            DeferReason::InFlight | DeferReason::NotEnabled => false,
+        };
+        let admission = self.admission(now);
+        self.has_pending()
+            && matches!(admission, Some(Admission::Defer(it)) if held_back(it.reason))
+    }
+
     pub(super) fn is_open(&self) -> bool {
         self.gate.as_ref().is_some_and(Gate::is_open)
     }
@@ -225,6 +252,7 @@ impl Endpoint {
             return true;
         }
         let has_rows = self.more_ready
+            || self.lines.wants_load()
             || self.retry_due(now.database)
             || self.fresh.as_ref().is_some_and(|fresh| fresh.more);
         self.enabled()
@@ -270,7 +298,11 @@ impl Endpoint {
     pub(super) fn ask(&mut self, most: usize, request: LoadRequest, now: Now) -> LoadRequest {
         self.load_out = true;
         self.config_asked = self.config_stale;
-        let limit = most.min(self.wanted()) + self.known.len();
+        let wanted = most.min(self.wanted());
+        let limit = wanted + self.known.len();
+        let retries = self.retry_due(now.database);
+        let lines = self.lines.ask(wanted, retries, self.is_open());
+        let block = self.config.as_ref().is_some_and(blocks);
         let trail =
             |cursor: Uuid| Uuid::from_u128(cursor.as_u128().saturating_sub(CURSOR_TRAIL_MS << 80));
         LoadRequest {
@@ -281,11 +313,8 @@ impl Endpoint {
                 .as_ref()
                 .filter(|fresh| fresh.more)
                 .map(|fresh| (trail(fresh.cursor).max(fresh.from), limit)),
-            retry_limit: if self.retry_due(now.database) {
-                limit
-            } else {
-                0
-            },
+            retry_limit: if retries { limit } else { 0 },
+            lines: lines.map(|lines| LinesRequest { block, ..lines }),
             config: self.config_stale,
             history: self.wants_history(),
             ..request
@@ -309,20 +338,30 @@ impl Endpoint {
     pub(super) fn loaded(&mut self, result: LoadedEndpoint, now: Now) -> Vec<(Lane, LiveRow)> {
         self.load_out = false;
         if let Some(config) = result.config {
+            self.lines.configured(config.ordered);
             self.config = Some(config);
             self.config_stale = self.stale_during_load;
         }
         let kept = !self.config_stale;
+        if let Some(to) = result.walked {
+            self.lines.walked(to);
+        }
+        if !kept {
+            self.lines.hinted();
+        }
         self.more_ready = result.more_ready || self.hinted_during_load || !kept;
         if result.retries_read {
             self.next_due = earliest(result.next_due, self.due_during_load);
             self.due((!kept).then_some(now.database));
+        } else {
+            self.due(result.next_due);
         }
         let fresh_from = self.fresh.as_ref().map(|fresh| fresh.from);
         let mut new = Vec::with_capacity(result.rows.len() + result.fresh.len());
         if kept {
             for row in result.rows {
-                if row.attempts_made == 0 && !self.rewound_during_load {
+                let is_ready = row.attempts_made == 0 && row.order.is_none();
+                if is_ready && !self.rewound_during_load {
                     self.cursor = self.cursor.max(row.id);
                 }
                 self.keep(row, fresh_from, &mut new);
@@ -347,8 +386,11 @@ impl Endpoint {
     }
 
     fn keep(&mut self, row: LiveRow, fresh_from: Option<Uuid>, new: &mut Vec<(Lane, LiveRow)>) {
-        if !self.insert_if_absent(row.id) {
+        if row.order.is_some_and(|key| self.lines.is_busy(key)) || !self.insert_if_absent(row.id) {
             return;
+        }
+        if let Some(key) = row.order {
+            self.lines.take(key, row.id);
         }
         let is_new = row.attempts_made == 0 && fresh_from.is_some_and(|from| row.id >= from);
         let lane = match (Lane::is_replay(row.kind), is_new) {
@@ -363,6 +405,7 @@ impl Endpoint {
     pub(super) fn load_failed(&mut self, again_at: BootTime) {
         self.load_out = false;
         self.more_ready = true;
+        self.lines.hinted();
         if let Some(fresh) = &mut self.fresh {
             fresh.more = true;
         }
@@ -387,6 +430,10 @@ impl Endpoint {
     /// The record of a delivery was acknowledged.
     pub(super) fn recorded(&mut self, id: Uuid, next_due: Option<OffsetDateTime>, now: BootTime) {
         self.forget(id);
+        match next_due {
+            Some(_) => drop(self.lines.free(id)),
+            None => self.lines.ended(id),
+        }
         self.revived.remove(&id);
         self.due(next_due);
         self.last_active = now;
@@ -395,6 +442,7 @@ impl Endpoint {
     /// It was admitted, but no request was made: any load finds it again.
     pub(super) fn not_sent(&mut self, id: Uuid, now: Now) {
         self.known.remove(&id);
+        self.lines.free(id);
         self.scanned(true, Some(now.database));
     }
 
@@ -418,7 +466,9 @@ impl Endpoint {
     /// A loaded row is not kept.
     pub(super) fn dropped(&mut self, row: &LiveRow, now: Now) {
         self.known.remove(&row.id);
-        if row.attempts_made == 0 {
+        if self.lines.free(row.id).is_some() {
+            self.lines.hinted();
+        } else if row.attempts_made == 0 {
             self.scanned(true, None);
         } else {
             self.due(Some(now.database));
@@ -429,12 +479,16 @@ impl Endpoint {
     pub(super) fn nothing_left(&mut self) {
         self.more_ready = false;
         self.fresh = None;
+        self.lines.nothing_left();
         self.next_due = None;
     }
 
     /// Something waits in the database, due or not.
     pub(super) fn has_pending(&self) -> bool {
-        self.more_ready || self.next_due.is_some() || !self.known.is_empty()
+        self.more_ready
+            || self.lines.wants_load()
+            || self.next_due.is_some()
+            || !self.known.is_empty()
     }
 
     /// Nothing loaded, on the wire or expected: can be forgotten until a hint or scan names it.
@@ -443,6 +497,7 @@ impl Endpoint {
             && self.in_flight == 0
             && !self.load_out
             && !self.more_ready
+            && !self.lines.wants_load()
             && !self.closing
             && !self.reviving
             && !self.expiring

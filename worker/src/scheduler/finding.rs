@@ -50,6 +50,9 @@ impl Scheduler {
             });
             endpoint.tenant = found.tenant;
             endpoint.scanned(found.ready, found.next_due);
+            if found.lines {
+                endpoint.lines.scanned();
+            }
             if let Some(due) = endpoint.next_due.filter(|due| *due > now.database) {
                 self.due.insert((due, found.endpoint));
             }

@@ -112,6 +112,7 @@ mod tests {
             attempts_charged: 0,
             kind: Kind::Live,
             first_at: None,
+            order: None,
             event: None,
         };
         (row, BootTime(std::time::Duration::ZERO))

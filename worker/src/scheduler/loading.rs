@@ -77,6 +77,7 @@ impl Scheduler {
                 ready_limit: 0,
                 fresh: None,
                 retry_limit: 0,
+                lines: None,
                 config: false,
                 history: false,
             };

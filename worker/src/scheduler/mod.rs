@@ -21,6 +21,7 @@ mod finding;
 mod gating;
 mod lanes;
 mod loading;
+mod ordered;
 mod ownership;
 mod recovering;
 mod sending;
@@ -39,6 +40,7 @@ use std::time::Duration;
 
 use shared::domain::attempt::Outcome;
 use shared::domain::delivery::CloseReason;
+use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use shared::runtime::clock::BootTime;
 use shared::store::endpoint_runtime::Recovery;
@@ -48,6 +50,7 @@ use uuid::Uuid;
 use self::endpoint::Endpoint;
 use self::share::InFlight;
 use self::slots::OwnedSlots;
+pub use self::ordered::LinesRequest;
 pub use self::slots::{Leaving, Taken};
 use self::turns::Turns;
 use crate::admission::Admission;
@@ -220,6 +223,8 @@ pub struct Found {
     pub ready: bool,
     /// Its earliest row in `retry`.
     pub next_due: Option<OffsetDateTime>,
+    /// It has rows in `ready_ordered`.
+    pub lines: bool,
     /// Its breaker is stored as open, or dead letters of an outage are being replayed.
     pub awake: bool,
 }
@@ -237,6 +242,8 @@ pub struct LoadRequest {
     pub fresh: Option<(Uuid, usize)>,
     /// `retry` rows, the earliest first; 0: none.
     pub retry_limit: usize,
+    /// Rows that stand in line.
+    pub lines: Option<LinesRequest>,
     /// Read the configuration first.
     pub config: bool,
     /// Read the last attempts as well.
@@ -249,13 +256,15 @@ pub struct LoadedEndpoint {
     pub slot: Slot,
     pub epoch: Epoch,
     pub endpoint: EndpointKey,
-    /// Due rows, retries first.
+    /// Due rows, retries first, and heads of lines.
     pub rows: Vec<LiveRow>,
     /// As many `ready` rows as asked for: there may be more.
     pub more_ready: bool,
     /// The answer to [`LoadRequest::fresh`], and whether there may be more.
     pub fresh: Vec<LiveRow>,
     pub more_fresh: bool,
+    /// How far a walk over lines came, if there was one; [`OrderKey::START`]: to the end.
+    pub walked: Option<OrderKey>,
     /// `retry` was read, and `next_due` is the earliest row that was not handed out.
     pub retries_read: bool,
     pub next_due: Option<OffsetDateTime>,
@@ -470,7 +479,9 @@ impl Scheduler {
 
     /// Puts an endpoint into the turns that it can use.
     fn consider(&mut self, key: EndpointKey, now: Now) {
-        self.revive(key, now);
+        if self.endpoints.get(&key).is_some_and(Endpoint::may_revive) {
+            self.revive(key, now);
+        }
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
         };

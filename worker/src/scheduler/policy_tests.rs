@@ -40,6 +40,7 @@ impl Bench {
             more_ready: more,
             fresh: Vec::new(),
             more_fresh: false,
+            walked: None,
             retries_read: request.retry_limit > 0,
             next_due: None,
             config: request.config.then(|| Arc::new(config)),
@@ -328,6 +329,7 @@ fn what_was_tried_under_the_last_owner_counts() {
         more_ready: false,
         fresh: vec![],
         more_fresh: false,
+        walked: None,
         retries_read: false,
         next_due: None,
         config: None,
@@ -546,6 +548,7 @@ fn a_new_event_does_not_wait_for_the_end_of_an_outages_backlog() {
         more_ready: true,
         fresh: vec![row(new)],
         more_fresh: false,
+        walked: None,
         retries_read: false,
         next_due: None,
         config: None,
@@ -615,4 +618,77 @@ fn an_outage_whose_owner_died_before_it_was_stored_is_found_and_the_breaker_open
     assert_eq!(asked, Some(vec![(SLOT, epoch)]));
     assert_eq!(told(&bench.effects()), [NoticeKind::EndpointOpened]);
     assert!(bench.is_open());
+}
+
+/// Endpoints that come, are sent to once and go: what is kept of them does not grow with their number.
+#[test]
+fn what_is_kept_of_endpoints_that_have_gone_quiet_is_bounded() {
+    let mut bench = Bench::with_permits(10_000);
+    let mut most = 0;
+    for round in 0..20_i64 {
+        let keys: Vec<_> = (round * 2_000..(round + 1) * 2_000)
+            .map(EndpointKey)
+            .collect();
+        bench.tell(Input::Hint(keys.iter().map(|key| (SLOT, *key)).collect()));
+        loop {
+            let effects = bench.effects();
+            let (requests, jobs) = (loads(&effects), jobs(effects));
+            if requests.is_empty() && jobs.is_empty() {
+                break;
+            }
+            let answers = requests.iter().map(|request| LoadedEndpoint {
+                slot: SLOT,
+                epoch: EPOCH,
+                endpoint: request.endpoint,
+                rows: if request.ready_limit == 0 {
+                    vec![]
+                } else {
+                    vec![row(id(u64::try_from(request.endpoint.0).unwrap()))]
+                },
+                more_ready: false,
+                fresh: vec![],
+                more_fresh: false,
+                walked: None,
+                retries_read: request.retry_limit > 0,
+                next_due: None,
+                config: request.config.then(|| {
+                    let mut limited = limited(0.1, 3);
+                    limited.key = request.endpoint;
+                    Arc::new(limited)
+                }),
+                history: request.history.then(Vec::new),
+            });
+            let answers = answers.collect();
+            bench.tell(Input::Loaded(answers));
+            for (endpoint, delivery) in jobs {
+                let owner = bench.owner();
+                bench.tell(Input::Recorded(vec![Recorded {
+                    owner,
+                    endpoint,
+                    delivery,
+                    next_due: None,
+                    observed: None,
+                    dead: false,
+                }]));
+            }
+        }
+        bench.pass(Duration::from_secs(61));
+        bench.effects();
+        let kept = bench.scheduler.endpoints.len() + bench.scheduler.buckets.len();
+        most = most.max(kept);
+    }
+
+    bench.pass(Duration::from_secs(61));
+    assert!(most <= 2 * 2_000, "{most} endpoints were kept at once");
+    assert_eq!(bench.scheduler.endpoints.len(), 0);
+    assert_eq!(bench.scheduler.buckets.len(), 0);
+    assert_eq!(bench.scheduler.starts.len(), 0);
+}
+
+fn jobs(effects: Vec<Effect>) -> Vec<(EndpointKey, Uuid)> {
+    let jobs = effects.into_iter().filter_map(|effect| match effect {
+        Effect::Send(job) => Some((job.endpoint.key, job.row.id)),
+        _ => None,
+    });
+    jobs.collect()
 }

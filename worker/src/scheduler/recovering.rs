@@ -114,7 +114,7 @@ impl Scheduler {
         let Some(config) = &endpoint.config else {
             return;
         };
-        if endpoint.expiring || endpoint.config_stale || !endpoint.has_pending() {
+        if endpoint.expiring || !endpoint.is_stuck(now) {
             return;
         }
         let age = time::Duration::try_from(config.settings.max_age()).unwrap_or_default();

@@ -274,6 +274,7 @@ fn settlement(
         delivery: row.id,
         event_id: row.event_id,
         tenant: row.tenant,
+        in_line: row.order.is_some(),
         attempts_before: row.attempts_made,
         attempts_charged: row.attempts_charged,
         outcome,

@@ -139,6 +139,7 @@ impl Bench {
             more_ready: false,
             fresh: Vec::new(),
             more_fresh: false,
+            walked: None,
             retries_read: request.retry_limit > 0,
             next_due: None,
             config,
@@ -154,6 +155,7 @@ impl Bench {
             ready,
             next_due,
             awake: false,
+            lines: false,
         };
         self.tell(Input::Scanned {
             slots: vec![(SLOT, EPOCH)],
@@ -219,6 +221,7 @@ pub(super) fn row(id: Uuid) -> LiveRow {
         attempts_charged: 0,
         kind: Kind::Live,
         first_at: None,
+        order: None,
         event: Some(Arc::new(EventData {
             event_type: "order.created".to_owned(),
             payload: Bytes::from_static(b"{}"),
