@@ -194,6 +194,7 @@ fn attempt(attempt: Attempt) -> Value {
             "tls": tls,
             "first_byte": first_byte,
         },
+        "url": attempt.url,
         "address": attempt.address,
         "error": attempt.error,
         "response": attempt.response.map(|body| String::from_utf8_lossy(&body).into_owned()),

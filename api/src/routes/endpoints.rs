@@ -153,7 +153,7 @@ pub(super) async fn delete(app: App, request: HttpRequest) -> Result<HttpRespons
     Ok(HttpResponse::NoContent().finish())
 }
 
-/// `POST /v1/endpoints/{id}/enable`: sends nothing by itself.
+/// `POST /v1/endpoints/{id}/enable`: sends nothing by itself; what comes then starts with a probe.
 pub(super) async fn enable(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let endpoint = set_state(&app, &request, EndpointState::Enabled).await?;
     reply(StatusCode::OK, &shown(&app, &endpoint))
@@ -186,7 +186,7 @@ async fn set_state(
     .await
 }
 
-/// Changes an endpoint in one transaction.
+/// Changes an endpoint in one transaction; to what it is already changes nothing at all.
 async fn update(
     app: &App,
     tenant: TenantKey,
@@ -199,6 +199,10 @@ async fn update(
         .await?
         .ok_or_else(missing)?;
     let draft = change(&current)?;
+    if draft == current.draft {
+        transaction.rollback().await?;
+        return Ok(current);
+    }
     let endpoint = store::update(&transaction, tenant, &current, &draft).await?;
     transaction.commit().await?;
     notify::commands(&**client).await;

@@ -3,6 +3,7 @@
 mod admin;
 mod deliveries;
 mod endpoint_document;
+mod endpoint_health;
 mod endpoints;
 mod event_body;
 mod events;
@@ -72,6 +73,7 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
             .route(web::patch().to(endpoints::change))
             .route(web::delete().to(endpoints::delete)),
     )
+    .service(path("/v1/endpoints/{id}/health", "GET").route(web::get().to(endpoint_health::show)))
     .service(path("/v1/endpoints/{id}/enable", "POST").route(web::post().to(endpoints::enable)))
     .service(path("/v1/endpoints/{id}/disable", "POST").route(web::post().to(endpoints::disable)))
     .service(

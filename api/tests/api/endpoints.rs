@@ -297,6 +297,7 @@ async fn another_tenants_ids_look_like_ids_that_do_not_exist() {
         (Method::GET, "/v1/endpoints/{}", &endpoint),
         (Method::PATCH, "/v1/endpoints/{}", &endpoint),
         (Method::DELETE, "/v1/endpoints/{}", &endpoint),
+        (Method::GET, "/v1/endpoints/{}/health", &endpoint),
         (Method::POST, "/v1/endpoints/{}/enable", &endpoint),
         (Method::POST, "/v1/endpoints/{}/disable", &endpoint),
         (Method::GET, "/v1/events/{}", &event),

@@ -11,6 +11,7 @@ mod app;
 mod auth;
 mod bad_input;
 mod deliveries;
+mod endpoint_life;
 mod endpoints;
 mod health;
 mod ingest;

@@ -35,7 +35,7 @@ pub const MAX_COOLDOWN: Duration = Duration::from_secs(3_600);
 const LOWEST_THRESHOLD: u16 = 3;
 
 /// An endpoint with 5 % of its responses slower than this, in milliseconds, is slow.
-const SLOW_MS: u32 = 5_000;
+pub const SLOW_MS: u32 = 5_000;
 
 /// So many probes in a row that say nothing about the endpoint end in another cooldown: each costs a
 /// delivery, and the fault may be ours.

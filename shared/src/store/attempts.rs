@@ -15,13 +15,17 @@ use crate::domain::attempt::Outcome;
 use crate::domain::delivery::Status;
 use crate::ids::TenantKey;
 
-/// One delivery's attempts, newest first, those before ($4, $5). Uses `attempts_pkey`.
+/// One delivery's attempts, newest first, those before ($4, $5), each with the URL that its version of
+/// the endpoint had. Uses `attempts_pkey` and `endpoint_urls_pkey`.
 const LIST: &str = "
-SELECT no, epoch, started_at, endpoint_version, total_ms, queue_us, dns_us, connect_us, tls_us, ttfb_us,
-       outcome, status, final_status, applied, addr, response, error
-FROM attempts
-WHERE tenant_id = $1 AND delivery_id = $2 AND started_at >= $3 AND (no, epoch) < ($4, $5)
-ORDER BY no DESC, epoch DESC LIMIT $6";
+SELECT a.no, a.epoch, a.started_at, a.endpoint_version, a.total_ms, a.queue_us, a.dns_us, a.connect_us, a.tls_us, a.ttfb_us,
+       a.outcome, a.status, a.final_status, a.applied, a.addr, a.response, a.error, u.url
+FROM attempts a
+LEFT JOIN LATERAL (
+  SELECT u.url FROM endpoint_urls u WHERE u.endpoint_id = a.endpoint_id AND u.version <= a.endpoint_version
+  ORDER BY u.version DESC LIMIT 1) u ON true
+WHERE a.tenant_id = $1 AND a.delivery_id = $2 AND a.started_at >= $3 AND (a.no, a.epoch) < ($4, $5)
+ORDER BY a.no DESC, a.epoch DESC LIMIT $6";
 
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[("attempts.list", LIST)];
@@ -55,6 +59,8 @@ pub struct Attempt {
     pub response: Option<Vec<u8>>,
     /// What went wrong, in words.
     pub error: Option<String>,
+    /// Where it went.
+    pub url: Option<String>,
 }
 
 /// One delivery's attempts, newest first, those before this number and epoch.
@@ -98,5 +104,6 @@ fn attempt(row: &tokio_postgres::Row) -> Result<Attempt, StoreError> {
         address: row.try_get(14)?,
         response: row.try_get(15)?,
         error: row.try_get(16)?,
+        url: row.try_get(17)?,
     })
 }

@@ -5,12 +5,13 @@
 //! # Invariants
 //! - Every change raises `tenants.config_version` in its own transaction (exact fan-out) and leaves
 //!   a command for the slot's owner. Rows are locked in the order endpoint, tenant.
+//! - An endpoint that is enabled again starts with a probe (B1).
 //! - S3: every statement names the tenant; an endpoint of another one is not found.
 //! - S2: secrets and header values come in and go out sealed.
 
 use serde_json::Value;
 use time::OffsetDateTime;
-use tokio_postgres::types::Json;
+use tokio_postgres::types::{Json, ToSql};
 use tokio_postgres::{GenericClient, Transaction};
 use uuid::Uuid;
 
@@ -66,6 +67,19 @@ UPDATE endpoints SET version = version + 1, updated_at = now(), state = $2, stat
 WHERE id = $1
 RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered";
 
+/// Which URL an endpoint has from this version on: attempts name the version.
+const KEEP_URL: &str = "INSERT INTO endpoint_urls (endpoint_id, version, url) VALUES ($1, $2, $3)";
+
+/// An endpoint that is enabled again: its breaker is open and its probe due, what it did before counts
+/// no more. The owner learns of it by the command. By `endpoint_runtime_pkey`.
+const START_WITH_PROBE: &str = "
+INSERT INTO endpoint_runtime (endpoint_id, slot, tenant_id, breaker, opened_at, cooldown, next_probe_at, enabled_at)
+VALUES ($1, $2, $3, 1, now(), $4::float8 * interval '1 s', now(), now())
+ON CONFLICT (endpoint_id) DO UPDATE SET
+  slot = excluded.slot, tenant_id = excluded.tenant_id, breaker = excluded.breaker, opened_at = excluded.opened_at,
+  cooldown = excluded.cooldown, next_probe_at = excluded.next_probe_at, failing_since = NULL, refusing_since = NULL,
+  enabled_at = excluded.enabled_at";
+
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("endpoints.create", CREATE),
@@ -77,6 +91,8 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("endpoints.find_for_update", FIND_FOR_UPDATE),
     ("endpoints.list", LIST),
     ("endpoints.update", UPDATE),
+    ("endpoints.keep_url", KEEP_URL),
+    ("endpoints.start_with_probe", START_WITH_PROBE),
 ];
 
 /// What can be changed of an endpoint.
@@ -160,6 +176,7 @@ pub async fn create(
     transaction
         .execute(ADD_SECRET, &[&endpoint.key.0, &sealed_secret])
         .await?;
+    keep_url(transaction, &endpoint).await?;
     transaction.execute(RAISE_VERSION, &[&tenant.0]).await?;
     Ok(Some(endpoint))
 }
@@ -256,6 +273,14 @@ pub async fn update(
             ],
         )
         .await?;
+    let changed = read(&row)?;
+    if draft.url != endpoint.draft.url {
+        keep_url(transaction, &changed).await?;
+    }
+    let enabled = |draft: &EndpointDraft| draft.state == EndpointState::Enabled;
+    if enabled(draft) && !enabled(&endpoint.draft) {
+        start_with_probe(transaction, tenant, &changed).await?;
+    }
     transaction.execute(RAISE_VERSION, &[&tenant.0]).await?;
     transaction
         .execute(
@@ -263,7 +288,26 @@ pub async fn update(
             &[&endpoint.slot.0, &tenant.0, &endpoint.key.0, &RELOAD],
         )
         .await?;
-    read(&row)
+    Ok(changed)
+}
+
+async fn keep_url(transaction: &Transaction<'_>, endpoint: &Endpoint) -> Result<(), StoreError> {
+    let params: [&(dyn ToSql + Sync); 3] =
+        [&endpoint.key.0, &endpoint.version, &endpoint.draft.url];
+    transaction.execute(KEEP_URL, &params).await?;
+    Ok(())
+}
+
+async fn start_with_probe(
+    transaction: &Transaction<'_>,
+    tenant: TenantKey,
+    endpoint: &Endpoint,
+) -> Result<(), StoreError> {
+    let cooldown = f64::from(endpoint.draft.settings.breaker.cooldown_seconds);
+    let params: [&(dyn ToSql + Sync); 4] =
+        [&endpoint.key.0, &endpoint.slot.0, &tenant.0, &cooldown];
+    transaction.execute(START_WITH_PROBE, &params).await?;
+    Ok(())
 }
 
 fn read(row: &tokio_postgres::Row) -> Result<Endpoint, StoreError> {

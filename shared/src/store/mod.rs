@@ -13,6 +13,7 @@ pub mod backlog;
 pub mod commands;
 pub mod deliveries;
 pub mod endpoint_configs;
+pub mod endpoint_health;
 pub mod endpoint_runtime;
 pub mod endpoints;
 pub mod error;
@@ -41,6 +42,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         slots::STATEMENTS,
         queue::STATEMENTS,
         endpoint_configs::STATEMENTS,
+        endpoint_health::STATEMENTS,
         endpoint_runtime::STATEMENTS,
         recovery::STATEMENTS,
         commands::STATEMENTS,
