@@ -68,6 +68,11 @@ pub struct Engine {
 impl Engine {
     /// Runs until `drain` was asked for and everything is recorded and handed over, or until `stop`.
     pub async fn run(mut self, drain: CancellationToken, stop: CancellationToken) {
+        self.work(drain, stop).await;
+        self.changes.close();
+    }
+
+    async fn work(&mut self, drain: CancellationToken, stop: CancellationToken) {
         let mut inputs = Vec::with_capacity(256);
         let mut draining = false;
         let mut next = Instant::now();

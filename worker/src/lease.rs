@@ -26,6 +26,7 @@ use crate::admission::TakeOver;
 use crate::metrics;
 use crate::scheduler::{Input, Leaving, Taken};
 use crate::tenure::{Balance, Tenure};
+use crate::transitions::Changes;
 
 /// One statement of the lease; short, so that a hung connection is replaced while the lease lives.
 const STATEMENT_BUDGET: Duration = Duration::from_secs(3);
@@ -55,6 +56,8 @@ pub struct Lease {
     pub engine: mpsc::Sender<Input>,
     /// Slots that the engine gives up; nothing of them is on the wire.
     pub releases: mpsc::Receiver<Vec<Leaving>>,
+    /// What changed about endpoints and is not stored yet: a slot is not handed over before.
+    pub changes: Arc<Changes>,
     /// Deliveries on the wire for a while, kept by the engine.
     pub in_flight: Arc<Mutex<Vec<Uuid>>>,
     /// What is owned, for the others.
@@ -311,6 +314,10 @@ impl Lease {
         let endpoints: Vec<Handed> = leaving.iter().flat_map(handed_over).collect();
         let slots = leaving.iter().map(|it| (it.slot, it.epoch)).collect();
         let leaving = tenure.still_held(slots);
+        let slots: Vec<Slot> = leaving.iter().map(|(slot, _)| *slot).collect();
+        if !self.changes.settled(&slots, STATEMENT_BUDGET).await {
+            tracing::warn!("slots are handed over before all that changed in them is stored");
+        }
         let releasing = slots::release(session, incarnation, &leaving, &endpoints);
         match within(STATEMENT_BUDGET, releasing).await {
             Ok(_) => announce(session).await,

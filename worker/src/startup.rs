@@ -31,7 +31,7 @@ use crate::recorder::{RecordLag, Recorder};
 use crate::scheduler::{Input, Scheduler, SchedulerSettings};
 use crate::sender::{Sender, SenderSettings};
 use crate::suspects::Suspects;
-use crate::transitions::Changes;
+use crate::transitions::{Changes, Transitions};
 
 /// Inputs that may wait for the engine; senders wait when it is full.
 const INPUTS: usize = 4_096;
@@ -174,6 +174,13 @@ impl Parts {
             lag: Arc::clone(&lag),
         };
         core.spawn(named("recorder", recorder.run()));
+        let changes = Arc::new(Changes::default());
+        let transitions = Transitions {
+            database: self.database.clone(),
+            changes: Arc::clone(&changes),
+            clock: Arc::clone(&self.clock),
+        };
+        core.spawn(named("transitions", transitions.run(stop.clone())));
         let lease = Lease {
             database: self.database.clone(),
             name: worker_name(),
@@ -181,6 +188,7 @@ impl Parts {
             clock: Arc::clone(&self.clock),
             engine: self.engine.clone(),
             releases: released,
+            changes: Arc::clone(&changes),
             in_flight: Arc::clone(&in_flight),
             owned: self.owned,
             wake: self.wake_lease,
@@ -191,7 +199,6 @@ impl Parts {
             clock: Arc::clone(&self.clock),
             records: records.clone(),
         };
-        let changes = Arc::new(Changes::default());
         let engine = Engine {
             scheduler: Scheduler::new(scheduler_settings(config)),
             inputs: self.inputs,
