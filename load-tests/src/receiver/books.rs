@@ -283,7 +283,7 @@ mod tests {
         let mut books = Books::default();
         let watch = Watch {
             name: "healthy".to_owned(),
-            endpoints: vec![2..4],
+            endpoints: (2..4).into(),
             sent: 1_000_000..2_000_000,
             arrived: ALWAYS,
         };

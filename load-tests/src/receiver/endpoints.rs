@@ -14,11 +14,39 @@ const MOST: usize = 1 << 20;
 /// Requests that were on their way when a 429 was answered come in for so long, in nanoseconds.
 const ON_THEIR_WAY: u64 = 250_000_000;
 
+/// Endpoints by their numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Numbers(Vec<Range<usize>>);
+
+impl Numbers {
+    #[must_use]
+    pub fn contains(&self, number: usize) -> bool {
+        self.0.iter().any(|range| range.contains(&number))
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().cloned().flatten()
+    }
+}
+
+impl From<Range<usize>> for Numbers {
+    fn from(range: Range<usize>) -> Self {
+        Self(Vec::from([range]))
+    }
+}
+
+impl FromIterator<usize> for Numbers {
+    fn from_iter<I: IntoIterator<Item = usize>>(numbers: I) -> Self {
+        Self(numbers.into_iter().map(|it| it..it + 1).collect())
+    }
+}
+
 /// A change of how some endpoints answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Change {
-    pub endpoints: Range<usize>,
+    pub endpoints: Numbers,
     pub answers: Answers,
     /// Whether the instant of each request is kept from now on.
     #[serde(default)]
@@ -77,7 +105,7 @@ impl Endpoints {
     }
 
     pub(super) fn change(&mut self, change: &Change) {
-        for number in change.endpoints.start..change.endpoints.end.min(MOST) {
+        for number in change.endpoints.iter().take_while(|it| *it < MOST) {
             self.endpoint(number).change(change);
         }
     }
@@ -207,7 +235,7 @@ mod tests {
             length_ms: 10_000,
         };
         endpoints.change(&Change {
-            endpoints: 1..2,
+            endpoints: (1..2).into(),
             answers: Answers {
                 limit: Some(limit),
                 ..Answers::default()
@@ -221,7 +249,7 @@ mod tests {
     fn each_endpoint_answers_as_it_was_told_and_the_others_by_default() {
         let mut endpoints = Endpoints::default();
         endpoints.change(&Change {
-            endpoints: 1..3,
+            endpoints: (1..3).into(),
             answers: Answers {
                 fail: 0.6,
                 delay_ms: 20,

@@ -143,7 +143,7 @@ async fn an_endpoint_that_is_told_to_limit_answers_429_with_the_time_and_says_wh
     let receiver = Receiver::start(ANY, Answers::default(), Verify::None)
         .await
         .unwrap();
-    let changes = br#"[{"endpoints": {"start": 1, "end": 2}, "journal": true,
+    let changes = br#"[{"endpoints": [{"start": 1, "end": 2}], "journal": true,
         "answers": {"limit": {"window": {"most": 1, "length_ms": 60000}}}}]"#;
     let control =
         |path: &str, body: &[u8]| request("POST", &format!("/control/{path}"), None, body);

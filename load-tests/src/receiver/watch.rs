@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::Numbers;
 use super::books::Receipt;
 use crate::latency::{Latencies, Percentiles};
 
@@ -12,7 +13,7 @@ use crate::latency::{Latencies, Percentiles};
 #[serde(deny_unknown_fields)]
 pub struct Watch {
     pub name: String,
-    pub endpoints: Vec<Range<usize>>,
+    pub endpoints: Numbers,
     /// When the event was due to be posted.
     pub sent: Range<u64>,
     /// When the request arrived.
@@ -57,8 +58,7 @@ impl Watching {
     /// Counts a request, and whether it is its delivery's first that is answered 2xx.
     pub(super) fn enter(&mut self, receipt: &Receipt, first: bool) {
         let sent_ns = receipt.stamp.map_or(0, |stamp| stamp.sent_ns);
-        let ranges = &self.watch.endpoints;
-        let watched = ranges.iter().any(|it| it.contains(&receipt.endpoint))
+        let watched = self.watch.endpoints.contains(receipt.endpoint)
             && self.watch.sent.contains(&sent_ns)
             && self.watch.arrived.contains(&receipt.arrived_ns);
         if !watched {

@@ -29,7 +29,7 @@ pub(super) async fn measure(system: &mut System, scenario: &Scenario) -> anyhow:
         .collect();
     system.tell("secrets", &secrets).await?;
     let answers = Change {
-        endpoints: 0..scenario.endpoints(),
+        endpoints: (0..scenario.endpoints()).into(),
         answers: scenario.answers,
         journal: false,
     };

@@ -47,14 +47,19 @@ pub(super) enum Load {
 /// tenants with a key of their own and 10 endpoints, each subscribed to one event type; turn by turn.
 #[must_use]
 pub(super) fn all() -> Vec<Scenario> {
-    let mut all = vec![
+    vec![
         fanout_1(),
         latency("latency-200", 200.0),
         latency("latency-1000", 1_000.0),
         failures(),
-    ];
-    all.extend(scripted());
-    all
+        slow_endpoints(),
+        slow_endpoints_200(),
+        hot_tenant(),
+        recovery(),
+        rate_limit(),
+        ordered(),
+        throttle(),
+    ]
 }
 
 fn fanout_1() -> Scenario {
@@ -111,8 +116,9 @@ fn failures() -> Scenario {
     }
 }
 
-fn scripted() -> Vec<Scenario> {
-    let scripted = |name, what, script, tenants, endpoints_per_tenant| Scenario {
+fn scripted(name: &'static str, what: &'static str, script: Script) -> Scenario {
+    let (tenants, endpoints_per_tenant) = script.shape();
+    Scenario {
         name,
         what,
         load: Load::Scripted(script),
@@ -122,107 +128,111 @@ fn scripted() -> Vec<Scenario> {
         warmup: 3.0,
         seconds: 30.0,
         ..fanout_1()
-    };
-    vec![
-        Scenario {
-            endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 } }),
-            ..scripted(
-                "slow-endpoints",
-                "latency of 15 endpoints before and while 5 others hang until the deadline",
-                Script::SlowEndpoints {
-                    hanging: 5,
-                    per_second: 200.0,
-                },
-                4,
-                5,
-            )
-        },
-        Scenario {
-            endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 } }),
-            verify: Verify::Sample,
-            ..scripted(
-                "slow-endpoints-200",
-                "the same with 10 of 200 at 60 % of the capacity, then with half of them",
-                Script::SlowEndpointsAtLoad { hanging: 10 },
-                20,
-                10,
-            )
-        },
-        Scenario {
-            endpoint: json!({ "max_pending": 1_000_000 }),
-            verify: Verify::Sample,
-            payload_bytes: 128,
-            ..scripted(
-                "hot-tenant",
-                "how long one tenant's events wait while another drains a backlog",
-                Script::HotTenant {
-                    backlog: 1_000_000,
-                    per_second: 10.0,
-                },
-                2,
-                10,
-            )
-        },
-        Scenario {
-            seconds: 60.0,
-            endpoint: json!({ "timeout_ms": 5_000 }),
-            ..scripted(
-                "recovery",
-                "an endpoint with a backlog comes back and takes 20 requests a second",
-                Script::Recovery {
-                    pending: 50_000,
-                    per_second: 20.0,
-                    new_per_second: 3.0,
-                },
-                1,
-                2,
-            )
-        },
-        Scenario {
-            seconds: 60.0,
-            workers: 3,
-            endpoint: json!({ "rate_limit": { "per_second": 20.0, "burst": 10 } }),
-            ..scripted(
-                "rate-limit",
-                "what endpoints with a limit get while one of 3 workers is killed and one paused",
-                Script::RateLimit {
-                    per_second: 20.0,
-                    burst: 10,
-                },
-                8,
-                3,
-            )
-        },
-        Scenario {
-            workers: 2,
-            endpoint: json!({
-                "ordered": true,
-                "backoff": { "base_seconds": 1, "max_seconds": 1 },
-                "max_attempts": 50,
-            }),
-            ..scripted(
-                "ordered",
-                "order per key while requests fail and one of 2 workers is killed",
-                Script::Ordered { keys: 4_000 },
-                5,
-                2,
-            )
-        },
-        Scenario {
-            endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 } }),
-            ..scripted(
-                "throttle",
-                "100 events for a receiver that takes 10 a minute and says when to come again",
-                Script::Throttle {
-                    events: 100,
-                    most: 10,
-                    window_seconds: 60,
-                },
-                1,
-                1,
-            )
-        },
-    ]
+    }
+}
+
+fn slow_endpoints() -> Scenario {
+    Scenario {
+        endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 } }),
+        ..scripted(
+            "slow-endpoints",
+            "latency of 15 endpoints before and while 5 others hang until the deadline",
+            Script::SlowEndpoints {
+                hanging: 5,
+                per_second: 200.0,
+            },
+        )
+    }
+}
+
+fn slow_endpoints_200() -> Scenario {
+    Scenario {
+        verify: Verify::Sample,
+        endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 } }),
+        ..scripted(
+            "slow-endpoints-200",
+            "the same with 10 of 200 at 60 % of the capacity, then with half of them",
+            Script::SlowEndpointsAtLoad { hanging: 10 },
+        )
+    }
+}
+
+fn hot_tenant() -> Scenario {
+    Scenario {
+        endpoint: json!({ "max_pending": 1_000_000 }),
+        verify: Verify::Sample,
+        payload_bytes: 128,
+        ..scripted(
+            "hot-tenant",
+            "how long one tenant's events wait while another drains a backlog",
+            Script::HotTenant {
+                backlog: 1_000_000,
+                per_second: 10.0,
+            },
+        )
+    }
+}
+
+fn recovery() -> Scenario {
+    Scenario {
+        seconds: 60.0,
+        ..scripted(
+            "recovery",
+            "endpoints with a backlog come back and take 20 requests a second",
+            Script::Recovery {
+                pending: 50_000,
+                per_second: 20.0,
+                new_per_second: 3.0,
+            },
+        )
+    }
+}
+
+fn rate_limit() -> Scenario {
+    Scenario {
+        seconds: 60.0,
+        workers: 3,
+        endpoint: json!({ "rate_limit": { "per_second": 20, "burst": 10 } }),
+        ..scripted(
+            "rate-limit",
+            "what endpoints with a limit get while one of 3 workers is killed and one paused",
+            Script::RateLimit {
+                per_second: 20.0,
+                burst: 10,
+            },
+        )
+    }
+}
+
+fn ordered() -> Scenario {
+    Scenario {
+        workers: 2,
+        endpoint: json!({
+            "ordered": true,
+            "backoff": { "base_seconds": 1, "max_seconds": 1 },
+            "max_attempts": 50,
+        }),
+        ..scripted(
+            "ordered",
+            "order per key while requests fail and one of 2 workers is killed",
+            Script::Ordered { keys: 4_000 },
+        )
+    }
+}
+
+fn throttle() -> Scenario {
+    Scenario {
+        endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 } }),
+        ..scripted(
+            "throttle",
+            "100 events for a receiver that takes 10 a minute and says when to come again",
+            Script::Throttle {
+                events: 100,
+                most: 10,
+                window_seconds: 60,
+            },
+        )
+    }
 }
 
 impl Scenario {

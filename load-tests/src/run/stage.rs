@@ -18,7 +18,7 @@ use super::system::{POLL, System};
 use crate::generator::{Generator, Pace, Plan, Tally, Target};
 use crate::payload::now_ns;
 use crate::receiver::watch::{Seen, Watch};
-use crate::receiver::{Answers, Change};
+use crate::receiver::{Answers, Change, Numbers};
 
 /// For plans that end with their number of events.
 pub(super) const LONG: Duration = Duration::from_secs(3_600);
@@ -110,28 +110,31 @@ impl<'r> Stage<'r> {
     /// Changes how endpoints answer from now on.
     pub(super) async fn answer(
         &self,
-        endpoints: &[Range<usize>],
+        endpoints: impl Into<Numbers>,
         answers: Answers,
     ) -> anyhow::Result<()> {
-        let change = |endpoints: &Range<usize>| Change {
-            endpoints: endpoints.clone(),
-            answers,
-            journal: false,
-        };
-        let changes: Vec<Change> = endpoints.iter().map(change).collect();
-        self.system.tell("answers", &changes).await
+        self.change(endpoints.into(), answers, false).await
     }
 
-    /// Keeps the instant of each request at these endpoints from now on.
+    /// The same, and the instant of each request is kept from now on.
     pub(super) async fn journal(
         &self,
-        endpoints: Range<usize>,
+        endpoints: impl Into<Numbers>,
         answers: Answers,
+    ) -> anyhow::Result<()> {
+        self.change(endpoints.into(), answers, true).await
+    }
+
+    async fn change(
+        &self,
+        endpoints: Numbers,
+        answers: Answers,
+        journal: bool,
     ) -> anyhow::Result<()> {
         let change = Change {
             endpoints,
             answers,
-            journal: true,
+            journal,
         };
         self.system.tell("answers", &[change]).await
     }

@@ -120,6 +120,19 @@ impl Script {
         }
     }
 
+    /// How many tenants with how many endpoints each it is about.
+    pub(super) fn shape(self) -> (usize, usize) {
+        match self {
+            Self::SlowEndpoints { .. } => (4, 5),
+            Self::SlowEndpointsAtLoad { .. } => (20, 10),
+            Self::HotTenant { .. } => (2, 10),
+            Self::Recovery { .. } => (1, 2),
+            Self::RateLimit { .. } => (8, 3),
+            Self::Ordered { .. } => (5, 2),
+            Self::Throttle { .. } => (1, 1),
+        }
+    }
+
     /// Seconds of the window in a short run: some need a lease to end in it.
     pub(super) fn shortest_seconds(self) -> f64 {
         match self {

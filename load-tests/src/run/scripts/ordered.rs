@@ -102,7 +102,7 @@ async fn many_keys(
         fail: FAIL,
         ..Answers::default()
     };
-    stage.answer(&[endpoints.clone()], failing).await?;
+    stage.answer(endpoints.clone(), failing).await?;
     let backlog = Some(Backlog {
         most: keys,
         receiver: stage.system.receiver_addr,

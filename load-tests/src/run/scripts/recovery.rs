@@ -56,7 +56,7 @@ async fn go_down(stage: &mut Stage<'_>, outage: Outage) -> anyhow::Result<()> {
         status: 503,
         ..Answers::default()
     };
-    stage.answer(&[0..BOTH], down).await?;
+    stage.answer(0..BOTH, down).await?;
     let targets = stage.world.targets(0..BOTH);
     let pace = Pace::Open { per_second: 40.0 };
     let generator = Generator::new(stage.plan(targets.clone(), pace, OPENS));
@@ -126,7 +126,7 @@ async fn come_back(stage: &mut Stage<'_>, outage: Outage) -> anyhow::Result<()> 
     let window = generator.window();
     let of = |name: &str, endpoint: usize, sent, arrived| Watch {
         name: name.to_owned(),
-        endpoints: vec![endpoint..endpoint + 1],
+        endpoints: (endpoint..endpoint + 1).into(),
         sent,
         arrived,
     };

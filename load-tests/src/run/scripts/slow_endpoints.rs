@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use crate::generator::{Generator, Pace, Plan};
-use crate::receiver::Answers;
 use crate::receiver::watch::{ALWAYS, Watch};
+use crate::receiver::{Answers, Numbers};
 use crate::run::stage::{Stage, nanos, ratio, until};
 
 /// The figure of the issue.
@@ -47,7 +47,7 @@ pub(super) async fn play(
         until(window.start).await;
         stage.begin(window.end).await?;
         until(hang_ns).await;
-        stage.answer(&bad, hang()).await?;
+        stage.answer(bad.clone(), hang()).await?;
         until(window.end).await;
         stage.end().await
     };
@@ -55,7 +55,7 @@ pub(super) async fn play(
     stage.took(&generator);
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     report(stage).await?;
-    recover(stage, &bad).await
+    recover(stage, bad).await
 }
 
 async fn report(stage: &mut Stage<'_>) -> anyhow::Result<()> {
@@ -76,7 +76,7 @@ async fn report(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 }
 
 /// What the hanging ones were sent comes to an end too, so that a lost one is seen.
-pub(super) async fn recover(stage: &mut Stage<'_>, bad: &[Range<usize>]) -> anyhow::Result<()> {
+pub(super) async fn recover(stage: &mut Stage<'_>, bad: Numbers) -> anyhow::Result<()> {
     stage.answer(bad, stage.scenario.answers).await?;
     let open = stage.system.postgres.breakers_open().await?;
     stage.detail("breakers_open_at_the_end", open);
@@ -90,23 +90,22 @@ pub(super) fn hang() -> Answers {
     }
 }
 
-pub(super) fn watch(name: &str, endpoints: &[Range<usize>], sent: Range<u64>) -> Watch {
+pub(super) fn watch(name: &str, endpoints: &Numbers, sent: Range<u64>) -> Watch {
     Watch {
         name: name.to_owned(),
-        endpoints: endpoints.to_vec(),
+        endpoints: endpoints.clone(),
         sent,
         arrived: ALWAYS,
     }
 }
 
 /// `some` of `all` numbers, evenly spread, and the others.
-pub(super) fn spread(some: usize, all: usize) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
-    let chosen = |number: usize| (number + 1) * some / all > number * some / all;
-    let one = |number: usize| number..number + 1;
-    let (these, others): (Vec<usize>, Vec<usize>) = (0..all).partition(|it| chosen(*it));
+pub(super) fn spread(some: usize, all: usize) -> (Numbers, Numbers) {
+    let chosen = |number: &usize| (number + 1) * some / all > number * some / all;
+    let others = |number: &usize| !chosen(number);
     (
-        these.into_iter().map(one).collect(),
-        others.into_iter().map(one).collect(),
+        (0..all).filter(chosen).collect(),
+        (0..all).filter(others).collect(),
     )
 }
 
@@ -119,8 +118,9 @@ mod tests {
         for (some, all) in [(5, 20), (10, 200), (100, 200), (1, 3)] {
             let (these, others) = spread(some, all);
 
-            assert_eq!((these.len(), others.len()), (some, all - some));
-            let half = these.iter().filter(|it| it.start < all / 2).count();
+            assert_eq!(these.iter().count(), some);
+            assert_eq!(others.iter().count(), all - some);
+            let half = these.iter().filter(|it| *it < all / 2).count();
             assert!(half.abs_diff(some / 2) <= 1, "{these:?}");
         }
     }

@@ -1,11 +1,11 @@
 //! The same at 60 % of what the machine can do: some endpoints hang, then half of all.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use super::slow_endpoints::{hang, recover, spread, watch};
 use crate::generator::{Backlog, Generator, Pace, Plan};
 use crate::payload::now_ns;
+use crate::receiver::Numbers;
 use crate::run::stage::{Stage, nanos, per_second, ratio, until};
 
 const SECOND: u64 = 1_000_000_000;
@@ -24,10 +24,8 @@ pub(super) async fn play(stage: &mut Stage<'_>, hanging: usize) -> anyhow::Resul
     let (some, _) = spread(hanging, all);
     let (half, healthy) = spread(all / 2, all);
     // Those that hang first hang on in the second phase.
-    let healthy: Vec<Range<usize>> = healthy
-        .into_iter()
-        .filter(|it| !some.contains(it))
-        .collect();
+    let healthy: Numbers = healthy.iter().filter(|it| !some.contains(*it)).collect();
+    let bad: Numbers = some.iter().chain(half.iter()).collect();
     let phase = stage.length();
     let pace = Pace::Open {
         per_second: capacity * SHARE,
@@ -56,9 +54,9 @@ pub(super) async fn play(stage: &mut Stage<'_>, hanging: usize) -> anyhow::Resul
         until(window.start).await;
         stage.begin(window.end).await?;
         until(some_ns).await;
-        stage.answer(&some, hang()).await?;
+        stage.answer(some.clone(), hang()).await?;
         until(half_ns).await;
-        stage.answer(&half, hang()).await?;
+        stage.answer(half.clone(), hang()).await?;
         until(window.end).await;
         stage.end().await
     };
@@ -66,7 +64,7 @@ pub(super) async fn play(stage: &mut Stage<'_>, hanging: usize) -> anyhow::Resul
     stage.took(&generator);
     tokio::time::sleep(Duration::from_secs(2)).await;
     report(stage).await?;
-    recover(stage, &[some, half].concat()).await
+    recover(stage, bad).await
 }
 
 /// Deliveries per second that are sustained when all endpoints answer.

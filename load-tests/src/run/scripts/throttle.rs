@@ -24,7 +24,7 @@ pub(super) async fn play(
         limit: Some(limit),
         ..Answers::default()
     };
-    stage.answer(&[0..1], answers).await?;
+    stage.answer(0..1, answers).await?;
     let windows = u64::try_from(events)? / u64::from(most.max(1)) + 2;
     // As much again, for a window here and there that begins late.
     let longest = Duration::from_secs(windows * window_seconds * 2 + 60);
