@@ -137,6 +137,7 @@ pub fn conclude(
         delivery: row.id,
         event_id: row.event_id,
         tenant: row.tenant,
+        in_line: row.order.is_some(),
         attempts_before: row.attempts_made,
         attempts_charged: decided.charged,
         outcome: verdict.outcome,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use shared::domain::attempt::Outcome;
 use shared::domain::delivery::Kind;
+use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use shared::policy::decide::Decision;
 use shared::runtime::clock::BootTime;
@@ -15,7 +16,7 @@ use uuid::Uuid;
 
 use crate::endpoint_config::SharedConfig;
 
-/// A live row of `ready` or `retry` with its event.
+/// A live row of `ready`, `retry` or `ready_ordered` with its event.
 #[derive(Debug, Clone)]
 pub struct LiveRow {
     /// The delivery.
@@ -32,6 +33,8 @@ pub struct LiveRow {
     pub kind: Kind,
     /// When its first attempt started, if one was made.
     pub first_at: Option<OffsetDateTime>,
+    /// It stands in the line of this key.
+    pub order: Option<OrderKey>,
     /// `None` when the event is gone, which is our fault: class *internal*.
     pub event: Option<Arc<EventData>>,
 }
@@ -97,6 +100,8 @@ pub struct Record {
     pub event_id: Uuid,
     /// Whose it is.
     pub tenant: TenantKey,
+    /// It stands in a line: its row is in `ready_ordered`.
+    pub in_line: bool,
     /// Attempts made before this one.
     pub attempts_before: u16,
     /// Attempts charged, this one included if it is.

@@ -17,6 +17,7 @@ pub mod engine;
 pub mod job;
 pub mod jobs;
 pub mod lease;
+pub mod lines;
 pub mod listener;
 pub mod loader;
 mod metrics;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use shared::domain::attempt::Outcome;
 use shared::domain::endpoint::{EndpointSettings, EndpointState};
+use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Epoch, Slot, lower_bound, new_v7};
 use shared::policy::signing::Secret;
 use shared::runtime::clock::{DatabaseClock, boot_time};
@@ -29,7 +30,7 @@ use uuid::Uuid;
 use crate::endpoint_config::{EndpointConfig, SharedConfig, SigningSecret, Target};
 use crate::job::{EventData, LiveRow, Ownership};
 use crate::scheduler::{Found, Input, LoadRequest, LoadedEndpoint};
-use crate::sender;
+use crate::{lines, sender};
 
 const STATEMENT_BUDGET: Duration = Duration::from_secs(8);
 /// While the database is away: doubled from the first to the longest.
@@ -180,11 +181,17 @@ impl Loader {
         };
         let wants = wants(requests);
         let now = self.clock.now();
-        let (ready, retry) =
-            within(STATEMENT_BUDGET, queue::load(session, sql, &wants, now)).await?;
+        let (asked, line_wants) = lines::wants(requests, &configs);
+        let loading = futures_util::future::try_join(
+            queue::load(session, sql, &wants, now),
+            queue::load_lines(session, sql, &line_wants, now),
+        );
+        let ((ready, retry), in_line) = within(STATEMENT_BUDGET, loading).await?;
         let history = self.history(session, requests, now).await?;
         let known = Known { configs, history };
-        Ok(Input::Loaded(answers(requests, known, (ready, retry), now)))
+        let mut answers = answers(requests, known, (ready, retry), now);
+        lines::hand_out(&mut answers, requests, (&asked, in_line), now);
+        Ok(Input::Loaded(answers))
     }
 
     /// The last attempts of endpoints that fail under a new owner.
@@ -319,6 +326,7 @@ pub fn answers(
             more_ready: false,
             fresh: Vec::new(),
             more_fresh: false,
+            walked: None,
             retries_read: request.retry_limit > 0,
             next_due: None,
             config: known.configs.remove(&request.endpoint),
@@ -365,6 +373,7 @@ async fn scan(
                 tenant: waiting.tenant,
                 ready: waiting.ready,
                 next_due: waiting.next_due,
+                lines: waiting.ordered,
                 awake: false,
             };
             (found.endpoint, found)
@@ -377,6 +386,7 @@ async fn scan(
             tenant,
             ready: false,
             next_due: None,
+            lines: false,
             awake: false,
         };
         found.entry(endpoint).or_insert(new).awake = true;
@@ -470,10 +480,10 @@ fn hand_out_ready(results: &mut [LoadedEndpoint], requests: &[LoadRequest], rows
         };
         if fresh.is_some() {
             count.1 += 1;
-            result.fresh.push(live(row));
+            result.fresh.push(live(row, None));
         } else {
             count.0 += 1;
-            result.rows.push(live(row));
+            result.rows.push(live(row, None));
         }
     }
     for ((result, request), (count, fresh)) in results.iter_mut().zip(requests).zip(counts) {
@@ -498,7 +508,7 @@ fn hand_out_retries(
             Some(due) if due > now => result.next_due = result.next_due.or(Some(due)),
             Some(_) | None => {
                 *count += 1;
-                result.rows.push(live(row));
+                result.rows.push(live(row, None));
             }
         }
     }
@@ -510,7 +520,8 @@ fn hand_out_retries(
     }
 }
 
-fn live(row: Row) -> LiveRow {
+/// A row as it travels through the worker; `order`: in whose line it stands.
+pub(crate) fn live(row: Row, order: Option<OrderKey>) -> LiveRow {
     let event = row.event.map(|(event_type, payload, deliver_before)| {
         Arc::new(EventData {
             event_type,
@@ -526,6 +537,7 @@ fn live(row: Row) -> LiveRow {
         attempts_charged: row.attempts_charged,
         kind: row.kind,
         first_at: row.first_at,
+        order,
         event,
     }
 }

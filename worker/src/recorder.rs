@@ -82,15 +82,15 @@ impl Recorder {
         while self.records.recv_many(&mut batch, BATCH).await > 0 {
             self.lag.begin();
             let timer = metrics::RECORD_SECONDS.start_timer();
-            for lives in by_incarnation(&mut batch) {
-                self.submit(&mut connection, lives).await;
+            for alike in by_statement(&mut batch) {
+                self.submit(&mut connection, alike).await;
             }
             timer.observe_duration();
             self.lag.end();
         }
     }
 
-    /// Submits records of one incarnation until they are acknowledged, then tells the engine.
+    /// Submits records of one statement until they are acknowledged, then tells the engine.
     async fn submit(&self, connection: &mut Option<(Session, Statements)>, records: Vec<Record>) {
         let mut waiting = vec![(0, records.len())];
         let mut applied = HashSet::new();
@@ -128,7 +128,7 @@ impl Recorder {
         }
     }
 
-    /// Writes records of one incarnation; the deliveries of those that were applied.
+    /// Writes records of one statement; the deliveries of those that were applied.
     async fn write(
         &self,
         connection: &mut Option<(Session, Statements)>,
@@ -147,8 +147,14 @@ impl Recorder {
             return Ok(Vec::new());
         };
         let rows: Vec<RecordRow<'_>> = records.iter().map(|record| row(record, texts)).collect();
-        let writing = queue::record(session, statements, first.owner.incarnation, &rows);
-        let answers = within(STATEMENT_BUDGET, writing).await?;
+        let life = first.owner.incarnation;
+        let answers = if first.in_line {
+            let writing = queue::record_ordered(session, statements, life, &rows);
+            within(STATEMENT_BUDGET, writing).await?
+        } else {
+            let writing = queue::record(session, statements, life, &rows);
+            within(STATEMENT_BUDGET, writing).await?
+        };
         let stale = answers.iter().filter(|(_, applied)| !applied).count();
         if stale > 0 {
             tracing::info!(stale, "outcomes came too late or twice and changed nothing");
@@ -263,17 +269,17 @@ enum Texts {
     AttemptDropped,
 }
 
-/// Splits a batch by life; nearly always there is one.
-fn by_incarnation(batch: &mut Vec<Record>) -> Vec<Vec<Record>> {
-    let mut lives: Vec<(Incarnation, Vec<Record>)> = Vec::new();
+/// Splits a batch by life, of which there is nearly always one, and by whether its rows stand in line.
+fn by_statement(batch: &mut Vec<Record>) -> Vec<Vec<Record>> {
+    let mut parts: Vec<((Incarnation, bool), Vec<Record>)> = Vec::new();
     for record in batch.drain(..) {
-        let incarnation = record.owner.incarnation;
-        match lives.iter_mut().find(|(life, _)| *life == incarnation) {
+        let kind = (record.owner.incarnation, record.in_line);
+        match parts.iter_mut().find(|(other, _)| *other == kind) {
             Some((_, records)) => records.push(record),
-            None => lives.push((incarnation, vec![record])),
+            None => parts.push((kind, vec![record])),
         }
     }
-    lives.into_iter().map(|(_, records)| records).collect()
+    parts.into_iter().map(|(_, records)| records).collect()
 }
 
 fn row(record: &Record, texts: Texts) -> RecordRow<'_> {

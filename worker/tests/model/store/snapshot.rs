@@ -181,6 +181,7 @@ impl Store {
                 ready: false,
                 next_due: None,
                 awake: false,
+                lines: false,
             });
             entry.ready |= row.due.is_none();
             entry.next_due = match (entry.next_due, row.due) {
