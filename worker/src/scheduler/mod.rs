@@ -30,6 +30,8 @@ mod slots;
 mod turns;
 
 #[cfg(test)]
+mod ordered_tests;
+#[cfg(test)]
 mod policy_tests;
 #[cfg(test)]
 mod tests;

@@ -195,8 +195,11 @@ async fn an_endpoint_that_failed_for_long_is_disabled_and_its_tenant_told() {
     for n in 0..12_u32 {
         let started = at - n * 2 * HOUR;
         let id = ids::new_v7(started);
-        let row: [&(dyn tokio_postgres::types::ToSql + Sync); 3] = [&id, &started, &failed];
-        world.session.execute(attempt, &row).await.unwrap();
+        world
+            .session
+            .execute(attempt, &[&id, &started, &failed])
+            .await
+            .unwrap();
     }
     let disable = |version| Change {
         disable: Some(DisableFailing {
