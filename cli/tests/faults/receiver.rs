@@ -1,7 +1,8 @@
 //! The receivers of all endpoints of a test: one HTTP server that answers each path as it was told to,
 //! and writes down every request with the instants of its arrival and its answer.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,7 +21,7 @@ use uuid::Uuid;
 pub(crate) struct Answer {
     status: u16,
     after: Option<Duration>,
-    header: &'static str,
+    header: Cow<'static, str>,
 }
 
 impl Answer {
@@ -29,7 +30,7 @@ impl Answer {
         Self {
             status,
             after: Some(Duration::ZERO),
-            header: "",
+            header: Cow::Borrowed(""),
         }
     }
 
@@ -38,7 +39,7 @@ impl Answer {
         Self {
             status: 200,
             after: Some(after),
-            header: "",
+            header: Cow::Borrowed(""),
         }
     }
 
@@ -47,18 +48,21 @@ impl Answer {
         Self {
             status: 200,
             after: None,
-            header: "",
+            header: Cow::Borrowed(""),
         }
     }
 
     /// With another status.
-    pub(crate) const fn status(self, status: u16) -> Self {
+    pub(crate) fn status(self, status: u16) -> Self {
         Self { status, ..self }
     }
 
     /// With a header line of its own (`name: value`).
-    pub(crate) const fn with(self, header: &'static str) -> Self {
-        Self { header, ..self }
+    pub(crate) fn with(self, header: &'static str) -> Self {
+        Self {
+            header: Cow::Borrowed(header),
+            ..self
+        }
     }
 }
 
@@ -70,6 +74,8 @@ pub(crate) struct Arrival {
     pub(crate) delivery: Uuid,
     /// `Postrider-Attempt`.
     pub(crate) attempt: u16,
+    /// What it is answered with.
+    pub(crate) status: u16,
     pub(crate) at: BootTime,
     /// When its answer was sent, if it was.
     pub(crate) answered: Option<BootTime>,
@@ -80,7 +86,33 @@ struct Books {
     arrivals: Vec<Arrival>,
     /// The answers of a path to the first, second, … request of a delivery; the last one repeats.
     scripts: HashMap<String, Vec<Answer>>,
+    /// Paths that take so many requests in each window of this length, and ask for the rest of it.
+    windows: HashMap<String, Window>,
+    /// Events that are answered 500 whatever the path says.
+    refused: HashSet<Uuid>,
     requests_of: HashMap<Uuid, usize>,
+}
+
+#[derive(Debug)]
+struct Window {
+    length: Duration,
+    allowed: usize,
+    began: BootTime,
+    taken: usize,
+}
+
+impl Window {
+    /// What the next request is told: 200, or how long is left of the window.
+    fn take(&mut self, now: BootTime) -> Result<(), Duration> {
+        if now.since(self.began) >= self.length {
+            (self.began, self.taken) = (now, 0);
+        }
+        if self.taken < self.allowed {
+            self.taken += 1;
+            return Ok(());
+        }
+        Err(self.length.saturating_sub(now.since(self.began)))
+    }
 }
 
 impl Books {
@@ -89,19 +121,32 @@ impl Books {
         let id = |text, prefix| Uuid::from_u128(ids::decode(text, prefix).unwrap());
         let delivery = id(request.delivery_id, b"dlv");
         let before = self.requests_of.entry(delivery).or_default();
-        let answer = match self.scripts.get(request.path) {
-            Some(script) => script[(*before).min(script.len() - 1)].clone(),
-            None => Answer::now(200),
+        let event = id(request.webhook_id, b"evt");
+        let script = self.scripts.get(request.path);
+        let window = self.windows.get_mut(request.path);
+        let answer = match (script, window) {
+            _ if self.refused.contains(&event) => Answer::now(500),
+            (Some(script), _) => script[(*before).min(script.len() - 1)].clone(),
+            (None, Some(window)) => match window.take(boot_time()) {
+                Ok(()) => Answer::now(200),
+                // Whole seconds, as the header has them: never before the window's end.
+                Err(left) => Answer {
+                    header: format!("retry-after: {}", left.as_secs() + 1).into(),
+                    ..Answer::now(429)
+                },
+            },
+            (None, None) => Answer::now(200),
         };
         *before += 1;
         self.arrivals.push(Arrival {
             path: request.path.to_owned(),
-            event: id(request.webhook_id, b"evt"),
+            event,
             delivery,
             attempt: std::str::from_utf8(request.attempt)
                 .unwrap()
                 .parse()
                 .unwrap(),
+            status: answer.status,
             at: boot_time(),
             answered: None,
         });
@@ -145,6 +190,23 @@ impl Receiver {
         self.books()
             .scripts
             .insert(path.to_owned(), script.to_vec());
+    }
+
+    /// A path takes so many requests in each window of this length, and answers the others 429 with the
+    /// rest of the window in `Retry-After`.
+    pub(crate) fn allows(&self, path: &str, allowed: usize, length: Duration) {
+        let window = Window {
+            length,
+            allowed,
+            began: boot_time(),
+            taken: 0,
+        };
+        self.books().windows.insert(path.to_owned(), window);
+    }
+
+    /// This event is answered 500, whatever its path says.
+    pub(crate) fn refuses(&self, event: Uuid) {
+        self.books().refused.insert(event);
     }
 
     /// How many requests arrived so far: a place in the books.
