@@ -261,7 +261,6 @@ async fn every_field_of_an_endpoint_that_is_wrong_is_named() {
         ("timeout_ms", json!("15000")),
         ("max_attempts", json!(0)),
         ("backoff", json!("slow")),
-        ("backoff", json!(30)),
         ("backoff", json!(["standard-webhooks"])),
         ("rate_limit", json!(10)),
         ("retry_statuses", json!(422)),
@@ -273,12 +272,10 @@ async fn every_field_of_an_endpoint_that_is_wrong_is_named() {
         ("retry_statuses", json!(["422"])),
         ("retry_statuses", json!(vec![500; 51])),
         ("on_dead_letter", json!("Block")),
-        ("on_dead_letter", json!(true)),
         ("ordered", json!(1)),
         ("replay_on_recovery", json!("yes")),
         ("disable_after_seconds", json!(3_599)),
         ("disable_after_seconds", json!(30 * 86_400 + 1)),
-        ("disable_after_seconds", json!(-1)),
         ("breaker", json!("off")),
         ("max_in_flight", json!(0)),
         ("max_age_seconds", json!(29 * 86_400)),
@@ -301,6 +298,12 @@ async fn every_field_of_an_endpoint_that_is_wrong_is_named() {
             "{value}: {problem}"
         );
     }
+}
+
+#[tokio::test]
+async fn every_part_of_an_endpoints_field_that_is_wrong_is_named() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
     for (nested, expected) in [
         (
             json!({"backoff": {"base_seconds": 60, "max_seconds": 30, "x": 1}}),

@@ -7,7 +7,7 @@ use shared::domain::endpoint::{
 };
 
 use super::Rules;
-use crate::json::{Fields, kind_of};
+use crate::json::Fields;
 
 const SLOWEST_RATE: f64 = 0.000_1;
 const FASTEST_RATE: f64 = 10_000.0;
@@ -79,19 +79,14 @@ fn backoff(fields: &mut Fields) -> Option<Backoff> {
     if fields.is_object("backoff") {
         return doubling(fields).map(Backoff::Doubling);
     }
-    match fields.take("backoff")? {
-        Value::String(name) if name == FAST => Some(Backoff::FAST),
-        Value::String(name) if name == STANDARD_WEBHOOKS => {
-            Some(Backoff::Preset(Preset::StandardWebhooks))
-        }
-        other => {
+    let value = fields.take("backoff")?;
+    match value.as_str() {
+        Some(FAST) => Some(Backoff::FAST),
+        Some(STANDARD_WEBHOOKS) => Some(Backoff::Preset(Preset::StandardWebhooks)),
+        Some(_) | None => {
             let detail = format!(
                 "must be `{FAST}`, `{STANDARD_WEBHOOKS}` or an object with base_seconds and \
-                 max_seconds, not {}",
-                match &other {
-                    Value::String(_) => "another text",
-                    other => kind_of(other),
-                }
+                 max_seconds"
             );
             fields.wrong("backoff", detail);
             None
