@@ -53,6 +53,10 @@ async fn fill(owner: &Owner, sql: &str) {
 }
 
 /// The quickest of a few tries, which must be quick enough.
+#[expect(
+    clippy::print_stdout,
+    reason = "what a statement takes is worth seeing (--nocapture)"
+)]
 async fn quickly<F: Future>(what: &str, mut call: impl FnMut() -> F) -> F::Output {
     let mut best = (Duration::MAX, None);
     for _ in 0..TRIES {
