@@ -8,6 +8,8 @@ ALTER TABLE endpoint_runtime
   ADD recover_from   timestamptz,             -- dead letters of the outage [recover_from, recover_until] are being replayed
   ADD recover_until  timestamptz,
   ADD recover_refused bool,                   -- ... those refused for good as well
+  ADD tat_version    int4,                    -- the endpoint's version that tat_at was counted under
+  DROP COLUMN tat_epoch,                      -- was never written; slots.emptied_at says more
   ADD parked_until   timestamptz,             -- what Retry-After asked for, at hand-over
   ADD p95_ms         int4,                    -- written by the statistics; above 5 s it halves the breaker's threshold
   ADD enabled_at     timestamptz;             -- the last re-enabling: failing_since starts anew, and a probe goes first

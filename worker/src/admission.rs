@@ -93,6 +93,9 @@ pub struct TakeOver {
     pub emptied_at: Option<OffsetDateTime>,
 }
 
+/// Where a bucket stands, and the version of the endpoint that it was counted under.
+pub type Position = (OffsetDateTime, i32);
+
 /// What is known of the attempts before this owner's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum History {
@@ -114,6 +117,8 @@ pub struct Gate {
     recovery: Option<Recovery>,
     /// When the last outage began.
     outage: Option<OffsetDateTime>,
+    /// Of the endpoint, as it was read last.
+    version: i32,
     p95_ms: Option<u32>,
 }
 
@@ -139,7 +144,7 @@ impl Gate {
     pub fn new(
         config: &EndpointConfig,
         taken: TakeOver,
-        kept: Option<OffsetDateTime>,
+        kept: Option<Position>,
         now: OffsetDateTime,
     ) -> Self {
         let runtime = &config.runtime;
@@ -161,7 +166,7 @@ impl Gate {
             bucket: quota(config).map(|quota| {
                 (
                     quota,
-                    bucket(&quota, [runtime.bucket.map(|(at, _)| at), kept], taken, now),
+                    bucket(&quota, config.version, [runtime.bucket, kept], (taken, now)),
                 )
             }),
             limit,
@@ -172,6 +177,7 @@ impl Gate {
             exhausted: None,
             recovery: runtime.recovery,
             outage: None,
+            version: config.version,
             p95_ms: runtime.p95_ms,
         }
     }
@@ -183,6 +189,7 @@ impl Gate {
         new: &EndpointConfig,
         now: OffsetDateTime,
     ) {
+        self.version = new.version;
         self.p95_ms = new.runtime.p95_ms;
         set_cooldowns(&mut self.breaker, new);
         self.bucket = match (self.bucket.take(), quota(new)) {
@@ -400,14 +407,11 @@ impl Gate {
     /// What is stored of it when it is handed over: the bucket's position unless it is full, and until
     /// when it is parked.
     #[must_use]
-    pub fn hand_over(
-        &self,
-        now: OffsetDateTime,
-    ) -> (Option<OffsetDateTime>, Option<OffsetDateTime>) {
+    pub fn hand_over(&self, now: OffsetDateTime) -> (Option<Position>, Option<OffsetDateTime>) {
         let bucket = self.bucket.as_ref().map(|(_, bucket)| bucket);
         let position = bucket
             .filter(|bucket| !bucket.is_full(now))
-            .map(Bucket::position);
+            .map(|bucket| (bucket.position(), self.version));
         (position, self.parked_until.filter(|until| *until > now))
     }
 
@@ -483,20 +487,24 @@ fn quota(config: &EndpointConfig) -> Option<Quota> {
     config.settings.rate_limit.as_ref().and_then(Quota::new)
 }
 
-/// Where a bucket stands when its owner first looks at it. Nothing that was stored is too early: whatever
-/// was sent since is covered by the last take-over from a dead owner, if there was one. Nothing is later
-/// than that of an empty bucket: the quota may have been changed while nobody looked.
+/// Where a bucket stands when its owner first looks at it: at the latest of what was stored, and of what one
+/// was that was empty at the last take-over from a dead owner. A position that was counted under another
+/// version of the endpoint says nothing but that the bucket was not full: it is taken to be empty.
 fn bucket(
     quota: &Quota,
-    stored: [Option<OffsetDateTime>; 2],
-    taken: TakeOver,
-    now: OffsetDateTime,
+    version: i32,
+    stored: [Option<Position>; 2],
+    (taken, now): (TakeOver, OffsetDateTime),
 ) -> Bucket {
     let emptied = |at| Bucket::emptied_at(at, quota).position();
-    let known = stored
-        .into_iter()
-        .chain([taken.emptied_at.map(emptied)])
-        .flatten();
+    let known = stored.into_iter().flatten().map(|(position, counted)| {
+        if counted == version || position <= now {
+            position
+        } else {
+            emptied(now)
+        }
+    });
+    let known = known.chain(taken.emptied_at.map(emptied));
     let position = known.max().unwrap_or(OffsetDateTime::UNIX_EPOCH);
     Bucket::handed_over(position.min(emptied(now)))
 }

@@ -371,7 +371,8 @@ fn handed_over(leaving: &Leaving) -> impl Iterator<Item = Handed> {
         slot: leaving.slot,
         epoch: leaving.epoch,
         tenant: endpoint.tenant,
-        tat: endpoint.bucket,
+        tat: endpoint.bucket.map(|(position, _)| position),
+        version: endpoint.bucket.map_or(0, |(_, version)| version),
         parked_until: endpoint.parked_until,
     })
 }

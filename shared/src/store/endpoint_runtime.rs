@@ -7,8 +7,8 @@
 //! # Invariants
 //! - D3: [`save_all`] is fenced by owner and epoch, and locks the slot: a worker that was declared dead,
 //!   or has handed the slot over, overwrites nothing that its successor wrote.
-//! - R1: a bucket's position is written with the epoch that it belongs to, and is believed only after a
-//!   clean hand-over of that epoch ([`super::slots::Taken::clean`]).
+//! - R1: a bucket's position is written with the version of the endpoint that it was counted under: under
+//!   another quota it says nothing. Crashes since are told by [`super::slots::Taken::emptied_at`].
 
 use std::time::Duration;
 
@@ -87,8 +87,9 @@ pub struct Runtime {
     pub refusing_since: Option<OffsetDateTime>,
     /// The outage whose dead letters are being replayed.
     pub recovery: Option<Recovery>,
-    /// The bucket at the last hand-over: its position, and the epoch that ended with it.
-    pub bucket: Option<(OffsetDateTime, Epoch)>,
+    /// The bucket at the last hand-over: its position, and the endpoint's version that it was
+    /// counted under.
+    pub bucket: Option<(OffsetDateTime, i32)>,
     /// Nothing is sent before, as the receiver asked; as of the last hand-over.
     pub parked_until: Option<OffsetDateTime>,
     /// Its P95 in milliseconds, from the statistics.
@@ -278,7 +279,7 @@ pub async fn history(
 macro_rules! runtime_columns {
     () => {
         "r.opened_at, extract(epoch FROM r.cooldown)::float8, r.next_probe_at, r.failing_since, r.refusing_since,
-       r.recover_from, r.recover_until, r.recover_refused, r.tat_at, r.tat_epoch, r.parked_until, r.p95_ms, r.enabled_at"
+       r.recover_from, r.recover_until, r.recover_refused, r.tat_at, r.tat_version, r.parked_until, r.p95_ms, r.enabled_at"
     };
 }
 pub(super) use runtime_columns;
@@ -295,7 +296,7 @@ pub(super) fn read(row: &Row, first: usize) -> Result<Runtime, StoreError> {
         (Some(_) | None, Some(_) | None) => None,
     };
     let tat: Option<OffsetDateTime> = row.try_get(first + 8)?;
-    let epoch: Option<i64> = row.try_get(first + 9)?;
+    let version: Option<i32> = row.try_get(first + 9)?;
     let p95: Option<i32> = row.try_get(first + 11)?;
     Ok(Runtime {
         opened_at: row.try_get(first)?,
@@ -304,7 +305,7 @@ pub(super) fn read(row: &Row, first: usize) -> Result<Runtime, StoreError> {
         failing_since: row.try_get(first + 3)?,
         refusing_since: row.try_get(first + 4)?,
         recovery,
-        bucket: tat.zip(epoch.map(Epoch)),
+        bucket: tat.zip(version),
         parked_until: row.try_get(first + 10)?,
         p95_ms: p95.and_then(|p95| u32::try_from(p95).ok()),
         enabled_at: row.try_get(first + 12)?,

@@ -90,13 +90,13 @@ WHERE s.slot = w.slot AND s.epoch = w.epoch AND s.owner = $1 RETURNING s.slot, s
 /// By primary key, in its order. In the transaction of [`RELEASE`], for slots that it gave up. A breaker's
 /// state is not touched.
 const HAND_OVER: &str = "
-INSERT INTO endpoint_runtime (endpoint_id, slot, tenant_id, tat_at, tat_epoch, parked_until)
-SELECT * FROM unnest($1::int8[], $2::int2[], $3::int4[], $4::timestamptz[], $5::int8[], $6::timestamptz[])
-  u(endpoint_id, slot, tenant_id, tat_at, tat_epoch, parked_until)
+INSERT INTO endpoint_runtime (endpoint_id, slot, tenant_id, tat_at, tat_version, parked_until)
+SELECT * FROM unnest($1::int8[], $2::int2[], $3::int4[], $4::timestamptz[], $5::int4[], $6::timestamptz[])
+  u(endpoint_id, slot, tenant_id, tat_at, tat_version, parked_until)
 ORDER BY endpoint_id
 ON CONFLICT (endpoint_id) DO UPDATE SET
   slot = excluded.slot, tenant_id = excluded.tenant_id,
-  tat_at = excluded.tat_at, tat_epoch = excluded.tat_epoch, parked_until = excluded.parked_until";
+  tat_at = excluded.tat_at, tat_version = excluded.tat_version, parked_until = excluded.parked_until";
 
 const LEAVE: &str = "DELETE FROM workers WHERE id = $1";
 
@@ -171,6 +171,8 @@ pub struct Handed {
     pub tenant: TenantKey,
     /// The bucket's position (theoretical arrival time); `None`: it is full.
     pub tat: Option<OffsetDateTime>,
+    /// The version of the endpoint that it was counted under.
+    pub version: i32,
     /// Nothing is sent before.
     pub parked_until: Option<OffsetDateTime>,
 }
@@ -348,13 +350,13 @@ async fn hand_over(transaction: &Transaction<'_>, handed: &[&Handed]) -> Result<
     let slots: Vec<i16> = handed.iter().map(|it| it.slot.0).collect();
     let tenants: Vec<i32> = handed.iter().map(|it| it.tenant.0).collect();
     let positions: Vec<_> = handed.iter().map(|it| it.tat.map(rounded_up)).collect();
-    let epochs: Vec<i64> = handed.iter().map(|it| it.epoch.0).collect();
+    let versions: Vec<i32> = handed.iter().map(|it| it.version).collect();
     let parked: Vec<_> = handed
         .iter()
         .map(|it| it.parked_until.map(rounded_up))
         .collect();
     let params: [&(dyn ToSql + Sync); 6] =
-        [&endpoints, &slots, &tenants, &positions, &epochs, &parked];
+        [&endpoints, &slots, &tenants, &positions, &versions, &parked];
     transaction.execute(HAND_OVER, &params).await?;
     Ok(())
 }

@@ -141,7 +141,7 @@ impl Scheduler {
             self.consider(key, now);
         }
         self.buckets
-            .retain(|_, (_, _, position)| *position > now.database);
+            .retain(|_, (_, _, (position, _))| *position > now.database);
         let buckets = &mut self.buckets;
         self.endpoints.retain(|key, endpoint| {
             let gate = endpoint.gate.as_ref();

@@ -50,12 +50,12 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use self::endpoint::Endpoint;
+pub use self::ordered::LinesRequest;
 use self::share::InFlight;
 use self::slots::OwnedSlots;
-pub use self::ordered::LinesRequest;
 pub use self::slots::{Leaving, Taken};
 use self::turns::Turns;
-use crate::admission::Admission;
+use crate::admission::{Admission, Position};
 use crate::endpoint_config::SharedConfig;
 use crate::job::{Job, LiveRow, Observed, Ownership, Record};
 use crate::transitions::Change;
@@ -311,7 +311,7 @@ pub struct Scheduler {
     /// Permits that slow endpoints hold.
     slow_in_flight: usize,
     /// Positions of buckets that are not full, of endpoints that are forgotten otherwise (R1).
-    buckets: Map<EndpointKey, (Slot, TenantKey, OffsetDateTime)>,
+    buckets: Map<EndpointKey, (Slot, TenantKey, Position)>,
     loaded_rows: usize,
     loaded_bytes: usize,
     loads_out: usize,

@@ -14,7 +14,7 @@ use shared::ids::lower_bound;
 
 use super::tests::{Bench, ENDPOINT, EPOCH, SLOT, START, TENANT, config, id, row, sent};
 use super::*;
-use crate::admission::TakeOver;
+use crate::admission::{Gate, TakeOver};
 use crate::endpoint_config::EndpointConfig;
 
 const COOLDOWN: Duration = Duration::from_secs(300);
@@ -382,10 +382,8 @@ fn after_a_crash_a_bucket_is_empty_as_of_the_take_over_and_handed_over_it_stands
         _ => None,
     });
     let position = handed_over.unwrap().endpoints.first().unwrap().bucket;
-    assert_eq!(
-        position,
-        Some(bench.now().database + Duration::from_secs(5))
-    );
+    let empty = bench.now().database + Duration::from_secs(5);
+    assert_eq!(position, Some((empty, 1)));
 
     let mut next = Bench::new();
     next.tell(Input::Released(vec![(SLOT, EPOCH)]));
@@ -407,6 +405,32 @@ fn after_a_crash_a_bucket_is_empty_as_of_the_take_over_and_handed_over_it_stands
     next.answer_as(&request, rows, limited(1.0, 5));
 
     assert_eq!(sent(&next.effects()).len(), 2, "two seconds' worth");
+}
+
+/// R1
+#[test]
+fn what_was_counted_under_another_limit_gives_no_token() {
+    let taken = TakeOver {
+        epoch: EPOCH,
+        clean: true,
+        emptied_at: None,
+    };
+    // Handed over with twelve spent at 10/s, and first looked at after a change to 0.1/s.
+    let mut slower = limited(0.1, 12);
+    slower.version = 2;
+    slower.runtime.bucket = Some((START + Duration::from_millis(1_200), 1));
+    let gate = Gate::new(&slower, taken, None, START);
+    // And the other way round: an old position does not block it for longer than an empty bucket.
+    let mut faster = limited(10.0, 12);
+    faster.version = 2;
+    faster.runtime.bucket = Some((START + Duration::from_secs(120), 1));
+    let other = Gate::new(&faster, taken, None, START);
+
+    let admits = |gate: &Gate, config: &EndpointConfig, after| {
+        gate.admit(config, 0, START + Duration::from_millis(after)) == Admission::Send
+    };
+    assert!(!admits(&gate, &slower, 9_999) && admits(&gate, &slower, 10_000));
+    assert!(!admits(&other, &faster, 99) && admits(&other, &faster, 100));
 }
 
 #[test]

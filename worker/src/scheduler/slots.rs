@@ -7,7 +7,7 @@ use shared::runtime::clock::BootTime;
 use time::OffsetDateTime;
 
 use super::Map;
-use crate::admission::TakeOver;
+use crate::admission::{Position, TakeOver};
 
 /// Slots in one scan statement.
 const SCAN_BATCH: usize = 64;
@@ -51,8 +51,9 @@ pub struct HandedOver {
     pub endpoint: EndpointKey,
     /// Whose.
     pub tenant: TenantKey,
-    /// The position of its bucket, unless that is full.
-    pub bucket: Option<OffsetDateTime>,
+    /// The position of its bucket, unless that is full, and the version of the endpoint that it was counted
+    /// under.
+    pub bucket: Option<Position>,
     /// Until when it is to be left alone.
     pub parked_until: Option<OffsetDateTime>,
 }
