@@ -58,6 +58,9 @@ struct ReceiverArguments {
     /// Never answer a delivery
     #[arg(long)]
     hang: bool,
+    /// Close the connection instead of an answer
+    #[arg(long)]
+    hang_up: bool,
 }
 
 #[derive(Debug, Args)]
@@ -131,6 +134,7 @@ async fn receive(arguments: &ReceiverArguments) -> anyhow::Result<bool> {
         fail_status: arguments.fail_status,
         delay_ms: arguments.delay_ms,
         hang: arguments.hang,
+        hang_up: arguments.hang_up,
         limit: None,
     };
     let receiver = Receiver::start(arguments.addr, answers, arguments.verify)

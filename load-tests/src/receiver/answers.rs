@@ -16,6 +16,8 @@ pub struct Answers {
     pub delay_ms: u64,
     /// Read and never answer: until the sender's deadline.
     pub hang: bool,
+    /// Read and close the connection without an answer.
+    pub hang_up: bool,
     /// Above it: 429.
     pub limit: Option<Limit>,
 }
@@ -28,6 +30,7 @@ impl Default for Answers {
             fail_status: 503,
             delay_ms: 0,
             hang: false,
+            hang_up: false,
             limit: None,
         }
     }

@@ -75,6 +75,7 @@ pub(super) struct Verdict {
     pub(super) retry_after: Option<u64>,
     pub(super) delay: Duration,
     pub(super) hang: bool,
+    pub(super) hang_up: bool,
 }
 
 /// All endpoints; those that nothing was said about answer by default.
@@ -110,7 +111,7 @@ impl Endpoints {
         }
     }
 
-    /// Takes a request in. `chance` (0 to 1) decides whether it belongs to the share that fails.
+    /// Takes a request in.
     pub(super) fn arrive(&mut self, number: usize, request: Asked) -> Verdict {
         self.endpoint(number.min(MOST)).arrive(request)
     }
@@ -142,7 +143,7 @@ impl Endpoints {
 pub(super) struct Asked {
     pub(super) delivery: Id,
     pub(super) now_ns: u64,
-    /// 0 to 1.
+    /// 0 to 1: below the share that fails, it is one of those.
     pub(super) chance: f64,
 }
 
@@ -208,6 +209,7 @@ impl Endpoint {
             retry_after,
             delay: self.answers.delay(),
             hang: self.answers.hang,
+            hang_up: self.answers.hang_up,
         }
     }
 }

@@ -165,11 +165,12 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
 struct Held {
     delay: Duration,
     hang: bool,
+    hang_up: bool,
     /// Answered 2xx.
     ordered: Option<(usize, Stamp)>,
 }
 
-/// Waits as long as the answer asks for; false when the connection ended meanwhile.
+/// Waits as long as the answer asks for; false when the connection ended meanwhile or should.
 async fn hold_back(stream: &mut TcpStream, held: Held) -> bool {
     if held.hang {
         let mut ignored = [0; 256];
@@ -183,7 +184,7 @@ async fn hold_back(stream: &mut TcpStream, held: Held) -> bool {
     if !held.delay.is_zero() {
         tokio::time::sleep(held.delay).await;
     }
-    true
+    !held.hang_up
 }
 
 /// Answers one request into `write`; what has to happen before that is sent.
@@ -225,13 +226,14 @@ fn deliver(
         Verify::All | Verify::Sample => lock(&state.keys).check(state.verify, endpoint, request),
         Verify::None => Signature::Unchecked,
     };
+    let silent = verdict.hang || verdict.hang_up;
     let receipt = Receipt {
         event,
         delivery,
         endpoint,
         stamp: payload::stamp(request.body),
         arrived_ns,
-        status: if verdict.hang { 0 } else { verdict.status },
+        status: if silent { 0 } else { verdict.status },
     };
     lock(&state.books).enter(receipt, signature);
     write_verdict(write, verdict);
@@ -239,9 +241,10 @@ fn deliver(
     let held = Held {
         delay: verdict.delay,
         hang: verdict.hang,
+        hang_up: verdict.hang_up,
         ordered: ordered.map(|stamp| (endpoint, stamp)),
     };
-    (held.hang || !held.delay.is_zero() || held.ordered.is_some()).then_some(held)
+    (silent || !held.delay.is_zero() || held.ordered.is_some()).then_some(held)
 }
 
 /// A number in 0..1 from `seed`, spread evenly.

@@ -208,3 +208,20 @@ async fn the_order_per_key_is_that_of_answers_not_of_arrivals() {
     let order = receiver.books().order();
     assert_eq!((order.requests, order.overtaking + order.backwards), (3, 1));
 }
+
+#[tokio::test]
+async fn a_receiver_that_hangs_up_takes_nothing_and_ends_the_connection() {
+    let answers = Answers {
+        hang_up: true,
+        ..Answers::default()
+    };
+    let receiver = Receiver::start(ANY, answers, Verify::None).await.unwrap();
+    let mut connection = Connection::open(receiver.addr).await.unwrap();
+    let sent = delivery(0, new_v7(wall_time()), new_v7(wall_time()), "");
+
+    let error = connection.exchange(&sent).await.unwrap_err();
+
+    assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    let counts = counts(&receiver).await;
+    assert_eq!((counts.deliveries, counts.refused), (0, 1));
+}

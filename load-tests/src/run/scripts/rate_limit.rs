@@ -154,6 +154,18 @@ fn use_of(stage: &mut Stage<'_>, series: &[Vec<u64>], times: &Times, rate: f64) 
     let what = "share of the allowed requests that is used, undisturbed";
     stage.at_least(what, Some(share(&undisturbed)), USED);
     stage.detail("share_used_in_the_whole_window", share(&times.window));
+    let gaps = series
+        .iter()
+        .filter_map(|it| longest_gap(it, &times.window));
+    let longest = gaps.max().map(|gap_ns| gap_ns / 1_000_000);
+    stage.detail("longest_gap_of_an_endpoint_ms", longest);
     let tail = (times.goes_on_ns + nanos(SETTLED)).min(times.window.end)..times.window.end;
     stage.detail("share_used_after_the_pause", share(&tail));
+}
+
+/// The longest time without a request in the window.
+fn longest_gap(arrivals_ns: &[u64], window: &Range<u64>) -> Option<u64> {
+    let inside = arrivals_ns.iter().filter(|at_ns| window.contains(at_ns));
+    let ends = inside.clone().skip(1).chain([&window.end]);
+    inside.zip(ends).map(|(from, until)| until - from).max()
 }

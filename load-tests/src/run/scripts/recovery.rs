@@ -50,13 +50,19 @@ pub(super) async fn play(stage: &mut Stage<'_>, outage: Outage) -> anyhow::Resul
     come_back(stage, outage).await
 }
 
-/// Both endpoints answer 503 until their breakers are open; then the backlog comes.
+/// One endpoint answers 503, the other closes the connection, until their breakers are open; then the
+/// backlog comes.
 async fn go_down(stage: &mut Stage<'_>, outage: Outage) -> anyhow::Result<()> {
     let down = Answers {
         status: 503,
         ..Answers::default()
     };
-    stage.answer(0..BOTH, down).await?;
+    let silent = Answers {
+        hang_up: true,
+        ..Answers::default()
+    };
+    stage.answer(0..1, down).await?;
+    stage.answer(1..BOTH, silent).await?;
     let targets = stage.world.targets(0..BOTH);
     let pace = Pace::Open { per_second: 40.0 };
     let generator = Generator::new(stage.plan(targets.clone(), pace, OPENS));
@@ -130,7 +136,7 @@ async fn come_back(stage: &mut Stage<'_>, outage: Outage) -> anyhow::Result<()> 
         sent,
         arrived,
     };
-    let new = window.start..u64::MAX;
+    let new = back_ns..u64::MAX;
     stage
         .watch(&[
             of("new", 0, new.clone(), ALWAYS),
