@@ -18,6 +18,7 @@ mod drain;
 mod endpoint;
 mod join;
 mod kill;
+mod ordered;
 mod outage;
 mod pause;
 mod poster;

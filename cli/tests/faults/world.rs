@@ -232,7 +232,7 @@ impl World {
     pub(crate) async fn buried(&self, incarnation: Uuid) -> HashMap<Uuid, usize> {
         let sql = self.sql().await;
         let live = "SELECT EXISTS (SELECT FROM workers WHERE id = $1), ARRAY(
-              SELECT l.id FROM (SELECT slot, id FROM ready UNION ALL SELECT slot, id FROM retry) l
+              SELECT l.id FROM (SELECT slot, id FROM ready UNION ALL SELECT slot, id FROM retry UNION ALL SELECT slot, id FROM ready_ordered) l
               JOIN slots s ON s.slot = l.slot AND s.owner = $1)";
         let last = Mutex::new((0, Vec::new()));
         eventually(TAKE_OVER, || async {
@@ -254,7 +254,7 @@ impl World {
     /// The deliveries that are live in the slots of this life of a worker.
     pub(crate) async fn live_with(&self, incarnation: Uuid) -> Vec<Uuid> {
         let live =
-            "SELECT l.id FROM (SELECT slot, id FROM ready UNION ALL SELECT slot, id FROM retry) l
+            "SELECT l.id FROM (SELECT slot, id FROM ready UNION ALL SELECT slot, id FROM retry UNION ALL SELECT slot, id FROM ready_ordered) l
               JOIN slots s ON s.slot = l.slot AND s.owner = $1";
         let rows = self.sql().await.query(live, &[&incarnation]).await;
         rows.unwrap().iter().map(|row| row.get(0)).collect()
@@ -266,7 +266,7 @@ impl World {
     /// that every delivery ended exactly once.
     pub(crate) async fn finished(&self, accepted: &[Uuid]) {
         let sql = self.sql().await;
-        let live = "SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM retry)";
+        let live = "SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM retry) + (SELECT count(*) FROM ready_ordered)";
         eventually(PATIENCE, || async {
             let count: i64 = sql.query_one(live, &[]).await.unwrap().get(0);
             (count == 0).then_some(())
@@ -288,7 +288,7 @@ impl World {
         let misplaced = "
             WITH d AS (SELECT unnest(fan_delivery) AS id FROM events),
             p AS (
-              SELECT id FROM ready UNION ALL SELECT id FROM retry UNION ALL SELECT id FROM closed
+              SELECT id FROM ready UNION ALL SELECT id FROM retry UNION ALL SELECT id FROM ready_ordered UNION ALL SELECT id FROM closed
               UNION ALL SELECT id FROM dead_letters
               UNION ALL SELECT delivery_id FROM attempts WHERE final_status = 3)
             SELECT count(*) FROM (
