@@ -113,6 +113,8 @@ pub struct Gate {
     failing: Failing,
     history: History,
     last_success: Option<OffsetDateTime>,
+    /// A request was delivered since the breaker closed: what answers may still refuse everything.
+    well: bool,
     exhausted: Option<OffsetDateTime>,
     recovery: Option<Recovery>,
     /// When the last outage began.
@@ -161,6 +163,7 @@ impl Gate {
         } else {
             AdaptiveLimit::recovering()
         };
+        let well = breaker.state() == State::Closed;
         Self {
             breaker,
             bucket: quota(config).map(|quota| {
@@ -174,6 +177,7 @@ impl Gate {
             failing: Failing::restored(runtime.failing_since, runtime.refusing_since),
             history: History::Unknown,
             last_success: None,
+            well,
             exhausted: None,
             recovery: runtime.recovery,
             outage: None,
@@ -281,10 +285,12 @@ impl Gate {
             probe: observed.probe,
         };
         let mut turns = Vec::new();
+        let refused = self.failing.refusing_since();
+        // Before this ends it.
+        let goes_on = self.breaker.opened_at().and(self.outage_began());
+        self.outage = goes_on.or(refused).or(self.outage);
         let transition = self.breaker.ended(&ended, now, self.threshold(config));
         turns.extend(transition.map(Turn::from));
-        let refused = self.failing.refusing_since();
-        self.outage = self.outage_began().or(refused).or(self.outage);
         self.failing.ended(observed.outcome, observed.started_at);
         match (refused, self.failing.refusing_since()) {
             (None, Some(_)) => turns.push(Turn::Refusing),
@@ -305,7 +311,9 @@ impl Gate {
         }
         if turns.contains(&Turn::Closed) {
             self.limit = AdaptiveLimit::recovering();
+            self.well = false;
         }
+        self.well |= signal == Signal::Success;
         turns
     }
 
@@ -447,6 +455,12 @@ impl Gate {
     #[must_use]
     pub fn is_ramped(&self, config: &EndpointConfig) -> bool {
         !self.is_open() && self.limit.is_ramped(config.settings.max_in_flight)
+    }
+
+    /// Whether the endpoint takes events, as far as is known since its breaker closed.
+    #[must_use]
+    pub const fn is_well(&self) -> bool {
+        self.well
     }
 
     /// Whether one more replay may go: replays hold at most half of what the endpoint may have on the

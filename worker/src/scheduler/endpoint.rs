@@ -67,6 +67,8 @@ pub(super) struct Endpoint {
     /// A question about it is out: dead letters to make live, rows that are too old.
     pub(super) reviving: bool,
     pub(super) expiring: bool,
+    /// All that an outage left is live again: nothing to ask for while some of it was not tried.
+    pub(super) all_revived: bool,
     /// Its probe is due and there was nothing to probe with.
     pub(super) nothing_to_probe: bool,
     /// It has dead letters of an outage whose owner died before its breaker was stored as open.
@@ -124,6 +126,7 @@ impl Endpoint {
             revived: Set::default(),
             reviving: false,
             expiring: false,
+            all_revived: false,
             nothing_to_probe: false,
             outage: false,
             told: Told::default(),

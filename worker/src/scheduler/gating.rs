@@ -55,6 +55,10 @@ impl Scheduler {
             match turn {
                 Turn::Opened | Turn::Reopened => {
                     self.unload(key, now);
+                    // There may be dead letters by now.
+                    if let Some(endpoint) = self.endpoints.get_mut(&key) {
+                        endpoint.nothing_to_probe = false;
+                    }
                     self.wake_for_probe(key);
                 }
                 Turn::Closed => self.outage_over(key, false, now),

@@ -549,6 +549,124 @@ fn the_dead_letters_of_an_outage_are_made_live_after_the_ramp_until_there_are_no
 }
 
 #[test]
+fn what_an_outage_left_is_replayed_when_the_first_probe_of_another_owner_succeeds() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    let mut stored = with(|_| {});
+    stored.runtime.opened_at = Some(bench.now().database - COOLDOWN);
+    stored.runtime.next_probe_at = Some(bench.now().database);
+    bench.answer_as(&request, vec![row(id(50))], stored);
+    assert_eq!(sent(&bench.effects()), [id(50)]);
+
+    bench.ended(id(50), Outcome::Delivered, Duration::from_millis(5));
+    let mut effects = bench.effects();
+    for request in loads(&effects) {
+        bench.answer_as(&request, vec![], with(|_| {}));
+    }
+    effects.extend(bench.effects());
+
+    assert_eq!(revivals(&effects).len(), 1);
+}
+
+impl Bench {
+    /// The breaker opens, its probe ends so, and nothing else is pending.
+    fn probed(&mut self, outcome: Outcome, max_in_flight: u16) -> Vec<Effect> {
+        let limit = |settings: &mut EndpointSettings| settings.max_in_flight = max_in_flight;
+        self.open();
+        self.tell(Input::Reload {
+            slot: SLOT,
+            endpoint: ENDPOINT,
+        });
+        let request = self.asked();
+        self.answer_as(&request, vec![], with(limit));
+        self.hint();
+        self.pass(COOLDOWN);
+        let request = self.asked();
+        self.answer_as(&request, vec![row(id(50))], with(limit));
+        self.effects();
+        self.ended(id(50), outcome, Duration::from_millis(5));
+        let mut effects = self.effects();
+        for request in loads(&effects) {
+            self.answer_as(&request, vec![], with(limit));
+        }
+        effects.extend(self.effects());
+        effects
+    }
+
+    fn revived(&mut self, deliveries: Vec<Uuid>) {
+        self.tell(Input::Revived {
+            slot: SLOT,
+            epoch: EPOCH,
+            endpoint: ENDPOINT,
+            deliveries: Some(deliveries),
+        });
+    }
+}
+
+#[test]
+fn dead_letters_are_not_asked_for_again_while_the_last_of_them_wait() {
+    let mut bench = Bench::new();
+    let first = bench.probed(Outcome::Delivered, 2);
+    bench.revived(vec![id(70)]);
+    let request = bench.asked();
+    bench.answer_as(&request, vec![replay(70)], with(|_| {}));
+    let second = bench.effects();
+    // The answer to what was asked when the first was live.
+    bench.revived(vec![]);
+    bench.pass(Duration::from_secs(1));
+    let waiting = bench.effects();
+    bench.ended(id(70), Outcome::Delivered, Duration::from_millis(5));
+    let last = bench.effects();
+
+    assert_eq!((revivals(&first).len(), sent(&second)), (1, vec![id(70)]));
+    assert_eq!((revivals(&waiting).len(), revivals(&last).len()), (0, 1));
+}
+
+#[test]
+fn a_recovery_with_nothing_else_to_send_is_its_own_ramp_if_the_receiver_takes_events() {
+    for (outcome, replays) in [(Outcome::Delivered, 1), (Outcome::Permanent, 0)] {
+        let mut bench = Bench::new();
+
+        let effects = bench.probed(outcome, 10);
+
+        assert!(!bench.is_open());
+        assert_eq!(revivals(&effects).len(), replays, "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_breaker_that_opens_again_looks_for_dead_letters_to_probe_with_again() {
+    let mut bench = Bench::new();
+    bench.probed(Outcome::Delivered, 2);
+    bench.revived(vec![]);
+    bench.effects();
+    for number in 0..10 {
+        bench.pass(Duration::from_millis(500));
+        let (slot, endpoint, tenant) = (SLOT, ENDPOINT, TENANT);
+        bench.tell(Input::RetriesDue {
+            slot,
+            endpoint,
+            tenant,
+        });
+        let request = bench.asked();
+        let retry = LiveRow {
+            attempts_made: 1,
+            ..row(id(number))
+        };
+        bench.answer_as(&request, vec![retry], with(|_| {}));
+        bench.effects();
+        bench.ended(id(number), Outcome::Transient, Duration::from_millis(5));
+    }
+    bench.effects();
+    assert!(bench.is_open());
+
+    bench.pass(COOLDOWN);
+
+    assert_eq!(revivals(&bench.effects()), [1]);
+}
+
+#[test]
 fn a_new_event_does_not_wait_for_the_end_of_an_outages_backlog() {
     let mut bench = Bench::new();
     bench.open();

@@ -33,6 +33,7 @@ impl Scheduler {
         };
         endpoint.begin_fresh(now.database);
         endpoint.nothing_to_probe = false;
+        endpoint.all_revived = false;
         let (Some(gate), Some(config)) = (&mut endpoint.gate, &endpoint.config) else {
             return;
         };
@@ -88,6 +89,7 @@ impl Scheduler {
             }
             Some(none) if none.is_empty() => {
                 endpoint.nothing_to_probe = true;
+                endpoint.all_revived = true;
                 let ended = endpoint.revived.is_empty() && !endpoint.is_open();
                 let gate = endpoint.gate.as_mut().filter(|_| ended);
                 if let Some(gate) = gate.filter(|gate| gate.recovery().is_some()) {
@@ -193,6 +195,11 @@ fn wanted(endpoint: &Endpoint, now: Now) -> Option<(Recovery, usize)> {
         return Some((window, 1));
     }
     let few = endpoint.revived.len() < REVIVED_AT_ONCE / 2;
-    let recovery = gate.recovery().filter(|_| few && gate.is_ramped(config))?;
+    let few = few && (endpoint.revived.is_empty() || !endpoint.all_revived);
+    // With nothing else to send, the replays are the ramp.
+    let ramped = gate.is_ramped(config) || !endpoint.has_pending();
+    let recovery = gate
+        .recovery()
+        .filter(|_| few && ramped && gate.is_well())?;
     Some((*recovery, REVIVED_AT_ONCE))
 }
