@@ -12,7 +12,7 @@ use crate::generator::{Generator, Pace, Plan};
 use crate::payload::now_ns;
 use crate::receiver::answers::Limit;
 use crate::receiver::watch::{ALWAYS, Watch};
-use crate::receiver::{Answers, EndpointCounts};
+use crate::receiver::{Answers, Arrival, EndpointCounts};
 use crate::run::stage::{Stage, nanos, ratio};
 
 /// Endpoints.
@@ -153,6 +153,9 @@ async fn come_back(stage: &mut Stage<'_>, outage: Outage) -> anyhow::Result<()> 
 
     let after = counts(stage).await?;
     report(stage, &before, &after).await?;
+    let arrivals: Vec<Vec<Arrival>> = stage.system.inquire("arrivals", &(0..BOTH)).await?;
+    let over_time: Vec<_> = arrivals.iter().map(|it| throttled(it, back_ns)).collect();
+    stage.detail("throttled_in_each_10_s_since_back", over_time);
     let posted = generator.tally().accepted() as f64 / BOTH as f64;
     waits(stage, posted).await?;
     let again = match (self::openings(stage).await?, openings) {
@@ -183,6 +186,22 @@ async fn report(
     stage.detail("requests_since_back", requests);
     stage.detail("throttled_since_back", throttled);
     Ok(())
+}
+
+/// 429s in each ten seconds since an instant.
+fn throttled(arrivals: &[Arrival], since_ns: u64) -> Vec<u64> {
+    let mut counts = Vec::new();
+    for (at_ns, status) in arrivals {
+        let tens = at_ns.saturating_sub(since_ns) / 10_000_000_000;
+        let tens = usize::try_from(tens).unwrap_or(0);
+        if counts.len() <= tens {
+            counts.resize(tens + 1, 0);
+        }
+        if let Some(count) = counts.get_mut(tens).filter(|_| *status == 429) {
+            *count += 1;
+        }
+    }
+    counts
 }
 
 async fn waits(stage: &mut Stage<'_>, posted: f64) -> anyhow::Result<()> {
