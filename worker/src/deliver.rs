@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use shared::domain::attempt::Outcome;
+use shared::domain::delivery::Kind;
 use shared::ids::{DeliveryId, EventId, created_at};
 use shared::policy::backoff::UnitInterval;
 use shared::policy::classify::{SendError, SendResult, Verdict};
@@ -122,6 +123,7 @@ pub fn conclude(
             .exhausted
             .then(|| row.first_at.unwrap_or(clock.at(started))),
         probe: job.probe,
+        notice: row.kind == Kind::Notice,
     };
     log(&job, verdict.outcome, &result, total);
     measure(

@@ -137,6 +137,8 @@ pub struct Observed {
     pub exhausted: Option<OffsetDateTime>,
     /// See [`Job::probe`].
     pub probe: bool,
+    /// It carried an operational event: nobody is told what became of that.
+    pub notice: bool,
 }
 
 /// The facts of one HTTP request.

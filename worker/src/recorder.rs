@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use shared::domain::attempt::Outcome;
 use shared::domain::delivery::{CloseReason, DeadLetterClass};
+use shared::domain::notice::NoticeKind;
 use shared::ids::Incarnation;
 use shared::policy::decide::Decision;
 use shared::runtime::clock::boot_time;
@@ -29,6 +31,7 @@ use uuid::Uuid;
 use crate::job::Record;
 use crate::metrics;
 use crate::scheduler::{Input, Recorded};
+use crate::transitions::{Change, Changes, Facts};
 
 /// Rows in one statement; larger batches gain nothing and lengthen the wait of their first row.
 const BATCH: usize = 500;
@@ -72,6 +75,8 @@ pub struct Recorder {
     pub engine: mpsc::Sender<Input>,
     /// Watched by the engine.
     pub lag: Arc<RecordLag>,
+    /// For those who want to know that an endpoint was disabled.
+    pub changes: Arc<Changes>,
 }
 
 impl Recorder {
@@ -120,8 +125,8 @@ impl Recorder {
                 }
             }
         }
-        let records_applied = records.iter().filter(|it| applied.contains(&it.delivery));
-        self.follow_up(connection.as_ref(), records_applied).await;
+        self.follow_up(connection.as_ref(), &records, &applied)
+            .await;
         let recorded = records.iter().map(acknowledged).collect();
         if self.engine.send(Input::Recorded(recorded)).await.is_err() {
             tracing::debug!("the engine has ended");
@@ -197,17 +202,18 @@ impl Recorder {
 
     /// What follows from applied records besides themselves; from one that came too late follows
     /// nothing (D3). Best effort: the next 410 disables the endpoint as well, and a suspicion ages out.
-    async fn follow_up<'r>(
+    async fn follow_up(
         &self,
         connection: Option<&(Session, Statements)>,
-        applied: impl Iterator<Item = &'r Record> + Clone,
+        records: &[Record],
+        applied: &HashSet<Uuid>,
     ) {
         let Some((session, _)) = connection else {
             return;
         };
-        let cleared: Vec<_> = applied
-            .clone()
-            .filter(|record| record.suspect)
+        let cleared: Vec<_> = records
+            .iter()
+            .filter(|record| record.suspect && applied.contains(&record.delivery))
             .map(|record| record.delivery)
             .collect();
         if !cleared.is_empty()
@@ -216,7 +222,8 @@ impl Recorder {
         {
             tracing::warn!(%error, "suspects could not be cleared");
         }
-        for record in applied {
+        // Also those that seem to have come too late: the database knows whether the 410 counted.
+        for record in records {
             if matches!(record.decision, Decision::DisableEndpoint(_)) {
                 self.disable(session, record).await;
             }
@@ -226,12 +233,13 @@ impl Recorder {
     /// The receiver of this endpoint, as it was when the request was made, is gone. The engine hears of
     /// it before the permit comes back, so that nothing follows the first 410.
     async fn disable(&self, session: &Session, record: &Record) {
-        let Some(version) = record.attempt.as_ref().map(|it| it.endpoint_version) else {
+        let Some(attempt) = &record.attempt else {
             return;
         };
-        let endpoint = (record.endpoint, version);
+        let endpoint = (record.endpoint, attempt.endpoint_version);
+        let evidence = (record.delivery, attempt.started_at);
         let reason = "the receiver answered 410 Gone";
-        let disabling = commands::disable(session, endpoint, record.tenant, reason);
+        let disabling = commands::disable_gone(session, endpoint, record.tenant, evidence, reason);
         match within(STATEMENT_BUDGET, disabling).await {
             Ok(false) => {}
             Ok(true) => {
@@ -239,6 +247,14 @@ impl Recorder {
                     endpoint.key = record.endpoint.0,
                     "an endpoint was disabled: 410 Gone"
                 );
+                self.changes.put(Change {
+                    owner: record.owner,
+                    endpoint: record.endpoint,
+                    tenant: record.tenant,
+                    runtime: None,
+                    notices: vec![(NoticeKind::EndpointDisabled, gone())],
+                    disable: None,
+                });
                 let reload = Input::Reload {
                     slot: record.owner.slot,
                     endpoint: record.endpoint,
@@ -251,6 +267,14 @@ impl Recorder {
                 tracing::warn!(%error, "an endpoint that answered 410 could not be disabled");
             }
         }
+    }
+}
+
+/// What a notice says of an endpoint whose receiver is gone.
+fn gone() -> Facts {
+    Facts {
+        outcome: Some(Outcome::Gone),
+        ..Facts::default()
     }
 }
 

@@ -167,14 +167,15 @@ impl Parts {
         let (releases, released) = mpsc::channel(256);
         let loads = self.loader(config, 4, &mut core);
         let scans = self.loader(config, 4, &mut core);
+        let changes = Arc::new(Changes::default());
         let recorder = Recorder {
             database: self.database.clone(),
             records: recorded,
             engine: self.engine.clone(),
             lag: Arc::clone(&lag),
+            changes: Arc::clone(&changes),
         };
         core.spawn(named("recorder", recorder.run()));
-        let changes = Arc::new(Changes::default());
         let transitions = Transitions {
             database: self.database.clone(),
             changes: Arc::clone(&changes),

@@ -36,17 +36,8 @@ o AS (
   WHERE r.tenant_id = $2 AND r.id = $3 AND r.due_at > $4 AND r.slot IN (SELECT slot FROM mine))
 UPDATE retry r SET due_at = $4 WHERE r.tenant_id = $2 AND r.id = $3 AND r.due_at > $4 AND r.slot IN (SELECT slot FROM mine)";
 
-/// The endpoint's owner met a 410: disabled in the transaction of the command that tells everyone.
-const DISABLE: &str = "
-WITH e AS (
-  UPDATE endpoints SET state = 2, state_reason = $3, version = version + 1, updated_at = now()
-  WHERE id = $1 AND tenant_id = $2 AND state = 1 AND version = $4 RETURNING id, tenant_id, slot),
-t AS (
-  UPDATE tenants SET config_version = config_version + 1 WHERE id IN (SELECT tenant_id FROM e))
-INSERT INTO commands (slot, tenant_id, endpoint_id, verb) SELECT slot, tenant_id, id, 1 FROM e";
-
-/// [`DISABLE`], if an attempt of that delivery and instant counted and was answered with a 410. By
-/// `attempts_pkey`. Whether the record's acknowledgement arrived does not matter.
+/// The endpoint's owner met a 410: disabled in the transaction of the command that tells everyone, if an
+/// attempt of that delivery and instant counted and was answered so. By `attempts_pkey`. Whether the record's acknowledgement arrived does not matter.
 const DISABLE_GONE: &str = "
 WITH gone AS MATERIALIZED (
   SELECT FROM attempts a WHERE a.tenant_id = $2 AND a.delivery_id = $5 AND a.started_at = $6 AND a.applied AND a.outcome = $7 LIMIT 1),
@@ -57,7 +48,7 @@ t AS (
   UPDATE tenants SET config_version = config_version + 1 WHERE id IN (SELECT tenant_id FROM e))
 INSERT INTO commands (slot, tenant_id, endpoint_id, verb) SELECT slot, tenant_id, id, 1 FROM e";
 
-/// [`DISABLE`], if the attempts bear it out. By `attempts_endpoint` of the partitions since then: the first
+/// [`DISABLE_GONE`], if the attempts bear it out. By `attempts_endpoint` of the partitions since then: the first
 /// failure, and of the last 100,000 attempts how many failed, and whether one succeeded. Who saw that
 /// many failures in a row since a success that was forgotten in a crash is wrong about its instant only.
 const DISABLE_FAILING: &str = "
@@ -87,7 +78,6 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("commands::pending", PENDING),
     ("commands::remove", REMOVE),
     ("commands::make_due", MAKE_DUE),
-    ("commands::disable", DISABLE),
     ("commands::disable_gone", DISABLE_GONE),
     ("commands::disable_failing", DISABLE_FAILING),
 ];
@@ -171,23 +161,9 @@ pub async fn make_due(
     Ok(())
 }
 
-/// Disables an endpoint whose receiver answered 410 to a request made under this version of it; whether
-/// it did. A later version may have another URL, or have been enabled by hand after a 410.
-///
-/// # Errors
-/// As any statement.
-pub async fn disable(
-    client: &Client,
-    (endpoint, version): (EndpointKey, i32),
-    tenant: TenantKey,
-    reason: &str,
-) -> Result<bool, StoreError> {
-    let params: [&(dyn ToSql + Sync); 4] = [&endpoint.0, &tenant.0, &reason, &version];
-    Ok(client.execute(DISABLE, &params).await? > 0)
-}
-
-/// Disables an endpoint as [`disable`], if the database holds an attempt that counted, of this delivery and
-/// started at this instant, and was answered with a 410. For every record that decided so, also one that
+/// Disables an endpoint whose receiver answered 410 to a request made under this version of it; whether it
+/// did: a later version may have another URL, or have been enabled by hand. Only if the database holds an
+/// attempt that counted, of this delivery and started at this instant, and was answered with a 410. For every record that decided so, also one that
 /// seems to have come too late: its first submission may have been applied and its acknowledgement lost.
 ///
 /// # Errors

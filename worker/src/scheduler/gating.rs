@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use shared::domain::attempt::Outcome;
 use shared::domain::notice::NoticeKind;
 use shared::ids::EndpointKey;
 use shared::policy::breaker::Signal;
@@ -71,6 +72,8 @@ impl Scheduler {
                 Turn::Refusing => Some(NoticeKind::EndpointMisconfigured),
                 Turn::Reopened | Turn::Accepting => None,
             };
+            // A notice that fails makes no notice.
+            let notice = notice.filter(|_| !observed.is_some_and(|it| it.notice));
             self.change(key, notice.map(|kind| (kind, observed.copied())), None);
         }
     }
@@ -86,13 +89,16 @@ impl Scheduler {
 
     /// Failures that the tenant is told of although nothing turned.
     fn tell(&mut self, key: EndpointKey, record: &Recorded, observed: &Observed, now: Now) {
+        if observed.notice {
+            return;
+        }
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
         };
         let again = |last: Option<OffsetDateTime>| {
             last.is_none_or(|last| now.database - last >= TELL_AGAIN)
         };
-        let misconfigured = observed.outcome == shared::domain::attempt::Outcome::Misconfigured;
+        let misconfigured = observed.outcome == Outcome::Misconfigured;
         if misconfigured && again(endpoint.told.misconfigured) {
             endpoint.told.misconfigured = Some(now.database);
             let notice = (NoticeKind::EndpointMisconfigured, Some(*observed));

@@ -77,6 +77,7 @@ impl Bench {
             retry_after: None,
             exhausted: None,
             probe,
+            notice: false,
         });
         let owner = self.owner();
         self.tell(Input::Recorded(vec![Recorded {
