@@ -239,7 +239,14 @@ impl Gate {
         if let Some(until) = self.parked_until.filter(|until| *until > now) {
             return defer(DeferReason::Throttled, Some(until));
         }
-        if !probe && !self.limit.allows(in_flight, config.settings.max_in_flight) {
+        let cap = config.settings.max_in_flight;
+        // What was sent before the breaker opened may be on the wire still.
+        let fits = if probe {
+            in_flight < usize::from(cap.max(1))
+        } else {
+            self.limit.allows(in_flight, cap)
+        };
+        if !fits {
             return defer(DeferReason::InFlight, None);
         }
         if let Some((quota, bucket)) = &self.bucket {

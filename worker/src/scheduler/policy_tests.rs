@@ -212,6 +212,36 @@ fn when_the_cooldown_is_over_one_delivery_is_the_probe_and_the_others_wait_for_i
     assert_eq!((sent(&meanwhile), loads(&meanwhile).len()), (vec![], 0));
 }
 
+/// O1
+#[test]
+fn a_probe_keeps_to_the_endpoints_limit_on_requests_in_flight() {
+    let one = |settings: &mut EndpointSettings| settings.max_in_flight = 1;
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(1))], with(one));
+    assert_eq!(sent(&bench.effects()), [id(1)]);
+    let mut enabled = with(one);
+    enabled.version += 1;
+    enabled.runtime.enabled_at = Some(bench.now().database);
+    bench.tell(Input::Reload {
+        slot: SLOT,
+        endpoint: ENDPOINT,
+    });
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(2))], enabled);
+    let full = bench.effects();
+
+    bench.ended(id(1), Outcome::Delivered, Duration::from_millis(5));
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(2))], with(one));
+
+    assert!(bench.is_open());
+    assert_eq!((sent(&full), sent(&bench.effects())), (vec![], vec![id(2)]));
+}
+
 #[test]
 fn a_probe_that_fails_doubles_the_cooldown() {
     let mut bench = Bench::new();
