@@ -20,6 +20,7 @@ use uuid::Uuid;
 use super::{Effect, Now, Recorded, Scheduler};
 use crate::admission::Turn;
 use crate::job::{Observed, Ownership};
+use crate::metrics;
 use crate::transitions::{Change, DisableFailing, Facts};
 
 /// The same is said about one endpoint at most this often; the database keeps the longer windows.
@@ -72,6 +73,14 @@ impl Scheduler {
                 Turn::Refusing => Some(NoticeKind::EndpointMisconfigured),
                 Turn::Reopened | Turn::Accepting => None,
             };
+            let to = match turn {
+                Turn::Opened | Turn::Reopened => Some("open"),
+                Turn::Closed => Some("closed"),
+                Turn::Refusing | Turn::Accepting => None,
+            };
+            if let Some(to) = to {
+                metrics::BREAKER_TRANSITIONS.with_label_values(&[to]).inc();
+            }
             // A notice that fails makes no notice.
             let notice = notice.filter(|_| !observed.is_some_and(|it| it.notice));
             self.change(key, notice.map(|kind| (kind, observed.copied())), None);

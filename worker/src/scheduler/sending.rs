@@ -174,6 +174,10 @@ impl Scheduler {
                 if let Some(gate) = gate {
                     gate.started(probe, now.database);
                 }
+                if probe {
+                    let to = metrics::BREAKER_TRANSITIONS.with_label_values(&["half_open"]);
+                    to.inc();
+                }
                 Effect::Send(Box::new(Job {
                     owner,
                     endpoint: turn.config,
