@@ -382,6 +382,8 @@ impl Endpoint {
         // The backlog was read to its end: all that comes now is new.
         if kept && !self.more_ready {
             self.fresh = None;
+            // Cancelled, or ended in another way.
+            self.revived.retain(|id| self.known.contains(id));
         }
         self.load_ended();
         self.last_active = now.boot;

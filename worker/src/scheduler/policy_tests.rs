@@ -655,6 +655,21 @@ fn dead_letters_are_not_asked_for_again_while_the_last_of_them_wait() {
 }
 
 #[test]
+fn a_recovery_does_not_wait_for_a_replay_that_was_cancelled() {
+    let mut bench = Bench::new();
+    bench.probed(Outcome::Delivered, 2);
+    bench.revived(vec![id(70)]);
+    let request = bench.asked();
+    bench.revived(vec![]);
+    bench.answer_as(&request, vec![], with(|_| {}));
+    let asked = bench.effects();
+    bench.revived(vec![]);
+
+    assert_eq!(revivals(&asked).len(), 1);
+    assert_eq!(told(&bench.effects()), [NoticeKind::DeliveryRecovered]);
+}
+
+#[test]
 fn a_recovery_with_nothing_else_to_send_is_its_own_ramp_if_the_receiver_takes_events() {
     for (outcome, replays) in [(Outcome::Delivered, 1), (Outcome::Permanent, 0)] {
         let mut bench = Bench::new();
