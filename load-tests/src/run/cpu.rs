@@ -30,10 +30,10 @@ struct Stat {
     ended_children: u64,
 }
 
-/// Reads all clocks. `processes` are single ones (those of one name are added up), `postmaster` stands for PostgreSQL with its
+/// Reads all clocks. `processes` are single ones, `postmaster` stands for PostgreSQL with its
 /// children; `backends` names those of its children that serve a connection.
 pub(super) fn read(
-    processes: &[(&str, u32)],
+    processes: &[(String, u32)],
     postmaster: u32,
     backends: &BTreeMap<u32, String>,
 ) -> anyhow::Result<Cpu> {
@@ -43,7 +43,7 @@ pub(super) fn read(
     };
     for (name, id) in processes {
         let stat = stat(*id).with_context(|| format!("process {id} ({name})"))?;
-        *cpu.processes.entry((*name).to_owned()).or_default() += seconds(stat.own);
+        cpu.processes.insert(name.clone(), seconds(stat.own));
     }
     let main = stat(postmaster).context("PostgreSQL's first process")?;
     let mut total = main.own + main.ended_children;

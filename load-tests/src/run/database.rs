@@ -137,6 +137,13 @@ impl Postgres {
         Ok((row.get(0), row.get(1)))
     }
 
+    /// How many workers own an endpoint.
+    pub(super) async fn owners(&self) -> anyhow::Result<i64> {
+        const QUERY: &str =
+            "SELECT count(DISTINCT s.owner) FROM slots s JOIN endpoints e ON e.slot = s.slot";
+        Ok(self.client.query_one(QUERY, &[]).await?.get(0))
+    }
+
     /// Endpoints whose breaker is not closed.
     pub(super) async fn breakers_open(&self) -> anyhow::Result<i64> {
         const QUERY: &str = "SELECT count(*) FROM endpoint_runtime WHERE breaker <> 0";

@@ -23,6 +23,7 @@ const LONGEST: Duration = Duration::from_secs(90);
 pub(super) async fn play(stage: &mut Stage<'_>, keys: u32) -> anyhow::Result<()> {
     let last = stage.scenario.endpoints();
     let (one, parallel) = (last - 2, last - 1);
+    stage.all_own().await?;
     per_key(stage, one, parallel).await?;
     many_keys(stage, 0..one, keys).await?;
 

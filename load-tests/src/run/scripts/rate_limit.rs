@@ -39,13 +39,8 @@ pub(super) async fn play(stage: &mut Stage<'_>, rate: f64, burst: f64) -> anyhow
     stage.journal(0..all, stage.scenario.answers).await?;
     let wanted = Duration::from_secs_f64(stage.scenario.seconds * rate * 1.5).as_secs();
     let events = usize::try_from(wanted)? * all;
-    stage.system.stop_workers().await?;
+    stage.all_own().await?;
     stage.post(stage.world.in_turn(), events).await?;
-    for _ in 0..stage.scenario.workers {
-        stage.system.start_worker()?;
-    }
-    stage.system.workers_ready().await?;
-    stage.received(1, Duration::from_secs(60)).await?;
 
     let (times, jitter_ns) = disturb(stage).await?;
     stage.leave_unfinished();
@@ -70,8 +65,6 @@ pub(super) async fn play(stage: &mut Stage<'_>, rate: f64, burst: f64) -> anyhow
 /// how much requests can be late here.
 async fn disturb(stage: &mut Stage<'_>) -> anyhow::Result<(Times, u64)> {
     let third = stage.length() / 3;
-    // The slots are spread over the workers by then.
-    tokio::time::sleep(stage.warmup()).await;
     let from_ns = now_ns();
     let window = from_ns..from_ns + nanos(stage.length());
     stage.begin(window.end).await?;

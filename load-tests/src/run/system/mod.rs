@@ -155,7 +155,7 @@ impl System {
         Process::start(name, command, &self.logs, true)
     }
 
-    /// The CPU clocks. A worker that was killed is not among them any more.
+    /// The CPU clocks: `worker`, `worker-2`, … A worker that was killed is not among them any more.
     pub(super) async fn cpu(&self, generator: Option<u32>) -> anyhow::Result<Cpu> {
         let id = |process: &Process| process.id().with_context(|| format!("{}?", process.name));
         let mut processes = vec![
@@ -163,8 +163,12 @@ impl System {
             ("receiver", id(&self.receiver)?),
             ("runner", std::process::id()),
         ];
-        processes.extend(self.worker_ids().map(|id| ("worker", id)));
         processes.extend(generator.map(|id| ("generator", id)));
+        let mut processes: Vec<(String, u32)> = processes
+            .into_iter()
+            .map(|(name, id)| (name.to_owned(), id))
+            .collect();
+        processes.extend(self.worker_names());
         let backends = self.postgres.backends().await?;
         cpu::read(&processes, self.postgres.postmaster, &backends)
     }

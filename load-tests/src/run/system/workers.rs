@@ -86,7 +86,20 @@ impl System {
         worker.signal(Signal::CONT)
     }
 
-    pub(super) fn worker_ids(&self) -> impl Iterator<Item = u32> + '_ {
+    /// The running workers' names and process ids.
+    pub(super) fn worker_names(&self) -> impl Iterator<Item = (String, u32)> + '_ {
+        let numbered = self.workers.iter().enumerate();
+        numbered.filter_map(|(at, worker)| {
+            let id = worker.process.id().filter(|_| !worker.killed)?;
+            let name = match at {
+                0 => "worker".to_owned(),
+                later => format!("worker-{}", later + 1),
+            };
+            Some((name, id))
+        })
+    }
+
+    fn worker_ids(&self) -> impl Iterator<Item = u32> + '_ {
         let running = self.workers.iter().filter(|worker| !worker.killed);
         running.filter_map(|worker| worker.process.id())
     }
