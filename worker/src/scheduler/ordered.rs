@@ -113,12 +113,12 @@ impl Lines {
         if !self.in_use() || !(retries || self.wants_load()) {
             return None;
         }
-        // Behind an open breaker one row is wanted, to probe with, and any will do.
-        let keys: Vec<_> = if open {
-            Vec::new()
-        } else {
-            self.next.iter().copied().take(MOST_KEYS).collect()
-        };
+        // Behind an open breaker one row is wanted, to probe with, and any will do: a walk finds it.
+        if open && !self.next.is_empty() {
+            self.next.clear();
+            self.hinted();
+        }
+        let keys: Vec<_> = self.next.iter().copied().take(MOST_KEYS).collect();
         for key in &keys {
             self.next.remove(key);
         }
