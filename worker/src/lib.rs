@@ -21,6 +21,7 @@ pub mod lines;
 pub mod listener;
 pub mod loader;
 mod metrics;
+pub mod pulse;
 pub mod recorder;
 pub mod scheduler;
 pub mod sender;

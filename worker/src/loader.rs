@@ -29,6 +29,7 @@ use uuid::Uuid;
 
 use crate::endpoint_config::{EndpointConfig, SharedConfig, SigningSecret, Target};
 use crate::job::{EventData, LiveRow, Ownership};
+use crate::pulse::Pulse;
 use crate::scheduler::{Found, Input, LoadRequest, LoadedEndpoint};
 use crate::{lines, sender};
 
@@ -110,6 +111,8 @@ pub struct Loader {
     pub clock: Arc<DatabaseClock>,
     /// To open secrets.
     pub keys: Arc<MasterKeys>,
+    /// Beats with each scan.
+    pub pulse: Arc<Pulse>,
 }
 
 impl Loader {
@@ -121,6 +124,9 @@ impl Loader {
             let answer = match self.answer(&mut connection, &question).await {
                 Ok(answer) => {
                     pause = FIRST_PAUSE;
+                    if matches!(question, Question::Scan(_)) {
+                        self.pulse.beat();
+                    }
                     answer
                 }
                 Err(error) => {

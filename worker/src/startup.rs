@@ -27,6 +27,7 @@ use crate::lease::{Lease, Ownerships};
 use crate::listener::Listener;
 use crate::loader::{Loader, Question};
 use crate::metrics;
+use crate::pulse::{LONGEST_SILENCE, Pulse};
 use crate::recorder::{RecordLag, Recorder};
 use crate::scheduler::{Input, Scheduler, SchedulerSettings};
 use crate::sender::{Sender, SenderSettings};
@@ -115,6 +116,8 @@ struct Parts {
     wake_lease: Arc<Notify>,
     wake_commands: Arc<Notify>,
     sender: Sender,
+    lag: Arc<RecordLag>,
+    pulse: Arc<Pulse>,
 }
 
 impl Parts {
@@ -129,6 +132,8 @@ impl Parts {
             wake_lease: Arc::new(Notify::new()),
             wake_commands: Arc::new(Notify::new()),
             sender,
+            lag: Arc::new(RecordLag::default()),
+            pulse: Arc::new(Pulse::new()),
         }
     }
 
@@ -161,7 +166,7 @@ impl Parts {
     ) -> JoinSet<&'static str> {
         let mut core = JoinSet::new();
         let in_flight = Arc::new(Mutex::new(Vec::new()));
-        let lag = Arc::new(RecordLag::default());
+        let lag = Arc::clone(&self.lag);
         // Room for every permit, so that handing over an outcome never waits for the database.
         let (records, recorded) = mpsc::channel(config.max_in_flight + 1);
         let (releases, released) = mpsc::channel(256);
@@ -237,6 +242,7 @@ impl Parts {
             engine: self.engine.clone(),
             clock: Arc::clone(&self.clock),
             keys: Arc::clone(&config.keys),
+            pulse: Arc::clone(&self.pulse),
         };
         core.spawn(named("loader", loader.run()));
         ask
@@ -258,21 +264,30 @@ async fn named(name: &'static str, task: impl Future<Output = ()>) -> &'static s
     name
 }
 
-/// Ready: the lease was renewed within its length.
+/// Ready: the lease was renewed within its length, the queue is read and outcomes are recorded.
 fn readiness(
     parts: &Parts,
     ttl: Duration,
 ) -> impl Fn() -> std::future::Ready<Result<(), String>> + Send + Sync + 'static {
     let clock = Arc::clone(&parts.clock);
     let owned = parts.owned.subscribe();
+    let (lag, pulse) = (Arc::clone(&parts.lag), Arc::clone(&parts.pulse));
     move || {
-        let alive = owned.borrow().incarnation.is_some()
-            && clock.measured_ago().is_some_and(|ago| ago < ttl);
-        std::future::ready(if alive {
-            Ok(())
+        let (alive, idle) = {
+            let owned = owned.borrow();
+            (owned.incarnation.is_some(), owned.slots.is_empty())
+        };
+        let renewed = clock.measured_ago().is_some_and(|ago| ago < ttl);
+        let problem = if !alive || !renewed {
+            "the lease is not renewed: is the database reachable?"
+        } else if !idle && pulse.silent_for() > LONGEST_SILENCE {
+            "the queue has not been read for 20 s: is one of its tables locked?"
+        } else if lag.lag() > LONGEST_SILENCE {
+            "outcomes have not been recorded for 20 s: is one of their tables locked?"
         } else {
-            Err("the lease is not renewed: is the database reachable?".to_owned())
-        })
+            return std::future::ready(Ok(()));
+        };
+        std::future::ready(Err(problem.to_owned()))
     }
 }
 
