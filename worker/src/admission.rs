@@ -212,6 +212,9 @@ impl Gate {
             self.breaker.probe_now(now);
             self.failing = Failing::default();
             self.parked_until = None;
+            // Enabling sends nothing by itself: what died before is for a human to replay.
+            self.recovery = None;
+            self.outage = None;
         }
     }
 

@@ -13,12 +13,14 @@ use std::time::Duration;
 
 use shared::domain::notice::NoticeKind;
 use shared::ids::{EndpointKey, Epoch, Slot, TenantKey};
-use shared::policy::outage::{longest_ladder, recovery_window};
+use shared::policy::outage::{Window, longest_ladder, recovery_window};
 use shared::store::endpoint_runtime::Recovery;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::endpoint::Endpoint;
 use super::{Effect, Now, Scheduler};
+use crate::endpoint_config::EndpointConfig;
 
 /// Dead letters that are made live at a time.
 const REVIVED_AT_ONCE: usize = 10;
@@ -43,8 +45,7 @@ impl Scheduler {
         let Some(began) = gate.outage_began() else {
             return;
         };
-        let ladder = longest_ladder(&config.settings);
-        let window = recovery_window(began, None, now.database, ladder);
+        let window = window(config, began, now);
         // An outage that came while another's dead letters were still being replayed: both.
         let before = gate.recovery();
         gate.recover(Some(Recovery {
@@ -176,6 +177,18 @@ impl Scheduler {
     }
 }
 
+/// When the dead letters of an outage that began then died. What died before the endpoint was enabled is
+/// for a human to replay: enabling sends nothing by itself.
+fn window(config: &EndpointConfig, began: OffsetDateTime, now: Now) -> Window {
+    let ladder = longest_ladder(&config.settings);
+    let window = recovery_window(began, None, now.database, ladder);
+    let enabled = config.runtime.enabled_at.unwrap_or(window.from);
+    Window {
+        from: window.from.max(enabled).min(window.until),
+        ..window
+    }
+}
+
 /// Which dead letters to make live now, and how many.
 fn wanted(endpoint: &Endpoint, now: Now) -> Option<(Recovery, usize)> {
     let (gate, config) = (endpoint.gate.as_ref()?, endpoint.config.as_ref()?);
@@ -185,8 +198,7 @@ fn wanted(endpoint: &Endpoint, now: Now) -> Option<(Recovery, usize)> {
             return None;
         }
         let began = gate.outage_began().unwrap_or(now.database);
-        let ladder = longest_ladder(&config.settings);
-        let window = recovery_window(began, None, now.database, ladder);
+        let window = window(config, began, now);
         let window = Recovery {
             from: window.from,
             until: window.until,
