@@ -79,6 +79,34 @@ pub(crate) struct Arrival {
     pub(crate) at: BootTime,
     /// When its answer was sent, if it was.
     pub(crate) answered: Option<BootTime>,
+    pub(crate) request: Raw,
+}
+
+/// A request as it came in.
+#[derive(Clone)]
+pub(crate) struct Raw(Arc<[u8]>);
+
+impl Raw {
+    /// The value of its first header of this name.
+    pub(crate) fn header(&self, name: &str) -> Option<String> {
+        let text = String::from_utf8_lossy(&self.0);
+        let (head, _) = text.split_once("\r\n\r\n")?;
+        let mut headers = head.lines().filter_map(|line| line.split_once(": "));
+        let (_, value) = headers.find(|(found, _)| found.eq_ignore_ascii_case(name))?;
+        Some(value.to_owned())
+    }
+
+    /// What follows the head.
+    pub(crate) fn body(&self) -> &[u8] {
+        let end = self.0.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+        &self.0[end.unwrap() + 4..]
+    }
+}
+
+impl std::fmt::Debug for Raw {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{} bytes", self.0.len())
+    }
 }
 
 #[derive(Debug, Default)]
@@ -117,7 +145,7 @@ impl Window {
 
 impl Books {
     /// Where the request stands in the books, and its answer.
-    fn enter(&mut self, request: &http::Request<'_>) -> (usize, Answer) {
+    fn enter(&mut self, request: &http::Request<'_>, raw: &[u8]) -> (usize, Answer) {
         let id = |text, prefix| Uuid::from_u128(ids::decode(text, prefix).unwrap());
         let delivery = id(request.delivery_id, b"dlv");
         let before = self.requests_of.entry(delivery).or_default();
@@ -149,6 +177,7 @@ impl Books {
             status: answer.status,
             at: boot_time(),
             answered: None,
+            request: Raw(raw.into()),
         });
         (self.arrivals.len() - 1, answer)
     }
@@ -265,8 +294,8 @@ async fn serve(mut stream: TcpStream, books: &Mutex<Books>) {
     loop {
         let entered = match http::request(&buffer).unwrap() {
             Some(request) => {
-                let entered = books.lock().unwrap().enter(&request);
                 let length = request.length;
+                let entered = books.lock().unwrap().enter(&request, &buffer[..length]);
                 buffer.drain(..length);
                 Some(entered)
             }
