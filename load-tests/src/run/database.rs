@@ -137,11 +137,17 @@ impl Postgres {
         Ok((row.get(0), row.get(1)))
     }
 
-    /// How many workers own an endpoint.
-    pub(super) async fn owners(&self) -> anyhow::Result<i64> {
-        const QUERY: &str =
-            "SELECT count(DISTINCT s.owner) FROM slots s JOIN endpoints e ON e.slot = s.slot";
-        Ok(self.client.query_one(QUERY, &[]).await?.get(0))
+    /// The process ids of living workers with the number of endpoints that each owns, most first.
+    pub(super) async fn owners(&self) -> anyhow::Result<Vec<(u32, i64)>> {
+        // A worker's name ends with its process id.
+        const QUERY: &str = "SELECT w.name, count(*) FROM endpoints e JOIN slots s ON s.slot = e.slot \
+             JOIN workers w ON w.id = s.owner GROUP BY w.id, w.name ORDER BY count(*) DESC";
+        let rows = self.client.query(QUERY, &[]).await?;
+        let owner = |row: &tokio_postgres::Row| {
+            let id = row.get::<_, &str>(0).rsplit(' ').next()?.parse().ok()?;
+            Some((id, row.get(1)))
+        };
+        Ok(rows.iter().filter_map(owner).collect())
     }
 
     /// Endpoints whose breaker is not closed.

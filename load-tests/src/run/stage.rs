@@ -23,9 +23,6 @@ use crate::receiver::{Answers, Change, Numbers};
 /// For plans that end with their number of events.
 pub(super) const LONG: Duration = Duration::from_secs(3_600);
 
-/// How long it may take until every worker owns an endpoint.
-const OWNED: Duration = Duration::from_secs(60);
-
 pub(super) struct Stage<'r> {
     pub(super) system: &'r mut System,
     pub(super) scenario: &'r Scenario,
@@ -190,22 +187,6 @@ impl<'r> Stage<'r> {
             }
             tokio::time::sleep(POLL).await;
         }
-    }
-
-    /// Waits until every worker owns an endpoint, or one would be killed that does nothing. A short
-    /// while for the slots to settle is waited in any case.
-    pub(super) async fn all_own(&mut self) -> anyhow::Result<()> {
-        tokio::time::sleep(self.warmup()).await;
-        let workers = i64::try_from(self.scenario.workers)?;
-        let deadline = boot_time().after(OWNED);
-        while self.system.postgres.owners().await? < workers {
-            self.system.check()?;
-            if boot_time() > deadline {
-                bail!("not every worker owns an endpoint after {OWNED:?}");
-            }
-            tokio::time::sleep(POLL).await;
-        }
-        Ok(())
     }
 
     /// Makes the probe of every open breaker due. The owner keeps its breakers in memory, so the

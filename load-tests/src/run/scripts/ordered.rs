@@ -23,7 +23,6 @@ const LONGEST: Duration = Duration::from_secs(90);
 pub(super) async fn play(stage: &mut Stage<'_>, keys: u32) -> anyhow::Result<()> {
     let last = stage.scenario.endpoints();
     let (one, parallel) = (last - 2, last - 1);
-    stage.all_own().await?;
     per_key(stage, one, parallel).await?;
     many_keys(stage, 0..one, keys).await?;
 
@@ -134,8 +133,9 @@ async fn many_keys(
             "deliveries_per_second_before_the_kill",
             per_second(undisturbed, &(window.start..now_ns())).round(),
         );
+        let victim = stage.system.busiest_worker().await?;
         eprintln!("  killing a worker");
-        stage.system.kill_worker(0).await?;
+        stage.system.kill_worker(victim).await?;
         until(window.end).await;
         stage.end().await
     };

@@ -39,7 +39,8 @@ pub(super) async fn play(stage: &mut Stage<'_>, rate: f64, burst: f64) -> anyhow
     stage.journal(0..all, stage.scenario.answers).await?;
     let wanted = Duration::from_secs_f64(stage.scenario.seconds * rate * 1.5).as_secs();
     let events = usize::try_from(wanted)? * all;
-    stage.all_own().await?;
+    // The slots are spread over the workers by then.
+    tokio::time::sleep(stage.warmup()).await;
     stage.post(stage.world.in_turn(), events).await?;
 
     let (times, jitter_ns) = disturb(stage).await?;
@@ -61,23 +62,24 @@ pub(super) async fn play(stage: &mut Stage<'_>, rate: f64, burst: f64) -> anyhow
     Ok(())
 }
 
-/// Kills worker 0 after a third of the window, pauses worker 1 a little later; meanwhile measures by
-/// how much requests can be late here.
+/// Kills the busiest worker after a quarter of the window, pauses the one that is the busiest at half;
+/// meanwhile measures by how much requests can be late here.
 async fn disturb(stage: &mut Stage<'_>) -> anyhow::Result<(Times, u64)> {
-    let third = stage.length() / 3;
     let from_ns = now_ns();
     let window = from_ns..from_ns + nanos(stage.length());
     stage.begin(window.end).await?;
     let jitter_ns = Cell::new(0);
     let jitter = jitter(stage.system.receiver_addr, &jitter_ns);
     let script = async {
-        until(window.start + nanos(third)).await;
+        until(window.start + nanos(stage.length() / 4)).await;
+        let victim = stage.system.busiest_worker().await?;
         eprintln!("  killing a worker");
-        stage.system.kill_worker(0).await?;
+        stage.system.kill_worker(victim).await?;
         let killed_ns = now_ns();
-        tokio::time::sleep(third / 4).await;
+        until(window.start + nanos(stage.length() / 2)).await;
+        let victim = stage.system.busiest_worker().await?;
         eprintln!("  pausing a worker for {PAUSE:?}");
-        stage.system.pause_worker(1, PAUSE).await?;
+        stage.system.pause_worker(victim, PAUSE).await?;
         let goes_on_ns = now_ns();
         until(window.end).await;
         stage.end().await?;

@@ -67,6 +67,17 @@ impl System {
         Ok(())
     }
 
+    /// The number of the running worker that owns the most endpoints: one that is worth disturbing.
+    pub(in crate::run) async fn busiest_worker(&self) -> anyhow::Result<usize> {
+        let owners = self.postgres.owners().await?;
+        let number = |id: u32| {
+            let runs = |it: &Worker| !it.killed && it.process.id() == Some(id);
+            self.workers.iter().position(runs)
+        };
+        let busiest = owners.into_iter().find_map(|(id, _)| number(id));
+        busiest.context("no worker owns an endpoint")
+    }
+
     /// Kills a worker (SIGKILL).
     pub(in crate::run) async fn kill_worker(&mut self, number: usize) -> anyhow::Result<()> {
         let worker = self.workers.get_mut(number).context("no such worker")?;
