@@ -133,6 +133,8 @@ pub enum Turn {
     Reopened,
     /// The breaker closed: the outage is over.
     Closed,
+    /// An outage was over before it was known of.
+    Over,
     /// The receiver refuses everything for good.
     Refusing,
     /// The receiver takes events again that it refused for good.
@@ -397,8 +399,16 @@ impl Gate {
             && (self.breaker.consecutive_failures() > 0 || self.exhausted.is_some())
     }
 
-    /// A dead letter of an outage was found whose owner died before it could open the breaker.
-    pub fn outage_found(&mut self, now: OffsetDateTime) -> Option<Turn> {
+    /// Dead letters of an outage were found whose owner died before it could open the breaker; the first
+    /// died then.
+    pub fn outage_found(&mut self, since: OffsetDateTime, now: OffsetDateTime) -> Option<Turn> {
+        // What this owner had delivered before it heard of the outage.
+        if self.last_success.is_some_and(|success| success >= since) {
+            self.outage = Some(since);
+            return (!self.is_open()).then_some(Turn::Over);
+        }
+        let began = self.failing.since().map_or(since, |it| it.min(since));
+        self.failing = Failing::restored(Some(began), self.failing.refusing_since());
         self.breaker.ladder_exhausted(now).map(Turn::from)
     }
 

@@ -175,7 +175,9 @@ impl Engine {
                 window,
                 count,
             })),
-            Effect::FindOutages(slots) => self.chores.push_front(Question::Outages(slots)),
+            Effect::FindOutages { slots, taken_at } => {
+                self.chores.push_front(Question::Outages(slots, taken_at))
+            }
             Effect::Change(change) => self.changes.put(*change),
             Effect::Release(slots) => {
                 if self.releases.try_send(slots).is_err() {

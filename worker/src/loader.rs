@@ -56,8 +56,8 @@ pub enum Question {
     Revive(Revive),
     /// End live rows that are too old.
     Expire(Expire),
-    /// Which endpoints of these slots were left in an outage that nobody stored?
-    Outages(Vec<(Slot, Epoch)>),
+    /// Which endpoints of these slots were left in an outage that nobody stored, when they were taken?
+    Outages(Vec<(Slot, Epoch)>, OffsetDateTime),
 }
 
 /// See [`crate::scheduler::Effect::Close`].
@@ -162,7 +162,7 @@ impl Loader {
             Question::Close(close) => close_rows(session, sql, close).await,
             Question::Revive(revive) => self.revive(session, revive).await,
             Question::Expire(expire) => self.expire(session, expire).await,
-            Question::Outages(slots) => self.outages(session, slots).await,
+            Question::Outages(slots, taken_at) => self.outages(session, slots, *taken_at).await,
         }
     }
 
@@ -269,15 +269,15 @@ impl Loader {
         &self,
         session: &Session,
         slots: &[(Slot, Epoch)],
+        taken_at: OffsetDateTime,
     ) -> Result<Input, StoreError> {
         let numbers: Vec<Slot> = slots.iter().map(|(slot, _)| *slot).collect();
         let since = self.clock.now() - HISTORY;
         let found = within(
             STATEMENT_BUDGET,
-            recovery::outages(session, &numbers, since),
+            recovery::outages(session, &numbers, (since, taken_at)),
         )
         .await?;
-        let found = found.into_iter().map(|it| (it.0, it.1, it.2)).collect();
         Ok(Input::Outages {
             slots: slots.to_vec(),
             found: Some(found),
@@ -452,7 +452,7 @@ pub fn failure(question: Question) -> Input {
             endpoint: expire.endpoint,
             more: false,
         },
-        Question::Outages(slots) => Input::Outages { slots, found: None },
+        Question::Outages(slots, _) => Input::Outages { slots, found: None },
     }
 }
 

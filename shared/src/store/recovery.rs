@@ -109,7 +109,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
   SELECT a.started_at FROM (
     SELECT a.outcome, a.started_at FROM attempts a
-    WHERE a.endpoint_id = e.id AND a.started_at >= $2 AND a.applied
+    WHERE a.endpoint_id = e.id AND a.started_at >= $2 AND a.started_at < $4 AND a.applied
     ORDER BY a.endpoint_id, a.started_at DESC LIMIT 10000) a
   WHERE a.outcome = 1 LIMIT 1) up ON true
 CROSS JOIN LATERAL (
@@ -177,21 +177,22 @@ pub async fn revive(
 }
 
 /// Enabled endpoints of these slots that look as if their last owner was killed before it could save that
-/// their breaker opened: a dead letter since `since` that tells of an outage, no success since its first
-/// attempt, and neither an open breaker nor a recovery stored. With each the instant at which the first
-/// such dead letter after its last success died. For after a take-over that was not clean; costs a few
-/// index probes per endpoint that has dead letters, in whatever slot.
+/// their breaker opened: a dead letter since `since` that tells of an outage, no success from its first
+/// attempt to the take-over, and neither an open breaker nor a recovery stored. With each the instant at
+/// which the first such dead letter after its last success died. For after a take-over that was not clean:
+/// what the new owner has delivered by now does not hide what the old one left. Costs a few index probes per
+/// endpoint that has dead letters, in whatever slot.
 ///
 /// # Errors
 /// As any statement.
 pub async fn outages(
     client: &Client,
     slots: &[Slot],
-    since: OffsetDateTime,
+    (since, taken_at): (OffsetDateTime, OffsetDateTime),
 ) -> Result<Vec<(Slot, EndpointKey, TenantKey, OffsetDateTime)>, StoreError> {
     let slots: Vec<i16> = slots.iter().map(|slot| slot.0).collect();
     let rows = client
-        .query(OUTAGES, &[&slots, &since, &codes(&AWAY)])
+        .query(OUTAGES, &[&slots, &since, &codes(&AWAY), &taken_at])
         .await?;
     let read = |row: &Row| -> Result<_, StoreError> {
         Ok((

@@ -103,7 +103,7 @@ async fn a_million_dead_letters_of_one_endpoint_slow_neither_revival_nor_the_sea
     };
 
     let outages = quickly("outages", || {
-        recovery::outages(&owner.session, &[SLOT], at - 2 * HOUR)
+        recovery::outages(&owner.session, &[SLOT], (at - 2 * HOUR, at))
     })
     .await;
     let ids: Vec<Uuid> = (0..20).map(|_| ids::new_v7(at)).collect();
@@ -214,7 +214,7 @@ async fn a_hundred_thousand_endpoints_with_dead_letters_are_searched_in_seconds(
     fill(&owner, &values).await;
 
     let started = boot_time();
-    let found = recovery::outages(&owner.session, &all_slots(), at - 2 * HOUR).await;
+    let found = recovery::outages(&owner.session, &all_slots(), (at - 2 * HOUR, at)).await;
     let took = boot_time().since(started);
 
     println!("outages of 100,000 endpoints: {took:?}");
@@ -285,7 +285,7 @@ async fn a_million_attempts_of_one_endpoint_slow_no_look_at_its_last_ones() {
     .await
     .unwrap();
     let outages = quickly("outages after 1M failures", || {
-        recovery::outages(&owner.session, &[SLOT], at - 20 * HOUR)
+        recovery::outages(&owner.session, &[SLOT], (at - 20 * HOUR, at))
     })
     .await
     .unwrap();

@@ -41,7 +41,7 @@ async fn replayed(owner: &Owner, dead: Uuid) -> Option<Uuid> {
 }
 
 async fn outages(owner: &Owner, at: OffsetDateTime) -> Vec<(EndpointKey, OffsetDateTime)> {
-    let found = recovery::outages(&owner.session, &[SLOT], at - 10 * MINUTE)
+    let found = recovery::outages(&owner.session, &[SLOT], (at - 10 * MINUTE, at))
         .await
         .unwrap();
     found.into_iter().map(|it| (it.1, it.3)).collect()
@@ -369,7 +369,7 @@ async fn an_outage_that_nobody_wrote_down_is_found() {
     exhausted(&owner, at - 3 * MINUTE).await;
 
     let found = outages(&owner, at).await;
-    let elsewhere = recovery::outages(&owner.session, &[Slot(2)], at - 10 * MINUTE)
+    let elsewhere = recovery::outages(&owner.session, &[Slot(2)], (at - 10 * MINUTE, at))
         .await
         .unwrap();
 

@@ -71,8 +71,9 @@ pub(super) struct Endpoint {
     pub(super) all_revived: bool,
     /// Its probe is due and there was nothing to probe with.
     pub(super) nothing_to_probe: bool,
-    /// It has dead letters of an outage whose owner died before its breaker was stored as open.
-    pub(super) outage: bool,
+    /// It has dead letters of an outage whose owner died before its breaker was stored as open; the first
+    /// died then.
+    pub(super) outage: Option<OffsetDateTime>,
     pub(super) told: Told,
     /// `ready` rows up to here have been loaded; nil: start from the beginning.
     cursor: Uuid,
@@ -128,7 +129,7 @@ impl Endpoint {
             expiring: false,
             all_revived: false,
             nothing_to_probe: false,
-            outage: false,
+            outage: None,
             told: Told::default(),
             cursor: Uuid::nil(),
             more_ready: false,
@@ -506,7 +507,7 @@ impl Endpoint {
             && !self.closing
             && !self.reviving
             && !self.expiring
-            && !self.outage
+            && self.outage.is_none()
             && self.next_due.is_none()
     }
 }

@@ -63,7 +63,7 @@ impl Scheduler {
                     }
                     self.wake_for_probe(key);
                 }
-                Turn::Closed => self.outage_over(key, false, now),
+                Turn::Closed | Turn::Over => self.outage_over(key, false, now),
                 Turn::Accepting => self.outage_over(key, true, now),
                 Turn::Refusing => {}
             }
@@ -71,12 +71,12 @@ impl Scheduler {
                 Turn::Opened => Some(NoticeKind::EndpointOpened),
                 Turn::Closed => Some(NoticeKind::EndpointClosed),
                 Turn::Refusing => Some(NoticeKind::EndpointMisconfigured),
-                Turn::Reopened | Turn::Accepting => None,
+                Turn::Reopened | Turn::Accepting | Turn::Over => None,
             };
             let to = match turn {
                 Turn::Opened | Turn::Reopened => Some("open"),
                 Turn::Closed => Some("closed"),
-                Turn::Refusing | Turn::Accepting => None,
+                Turn::Refusing | Turn::Accepting | Turn::Over => None,
             };
             if let Some(to) = to {
                 metrics::BREAKER_TRANSITIONS.with_label_values(&[to]).inc();

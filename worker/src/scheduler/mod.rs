@@ -161,11 +161,11 @@ pub enum Input {
         endpoint: EndpointKey,
         more: bool,
     },
-    /// Endpoints of slots that were taken from a dead owner, with dead letters of an outage and a breaker
-    /// that is not stored as open; `None`: it could not be found out.
+    /// Endpoints of slots that were taken from a dead owner, with dead letters of an outage, the first of
+    /// which died then, and a breaker that is not stored as open; `None`: it could not be found out.
     Outages {
         slots: Vec<(Slot, Epoch)>,
-        found: Option<Vec<(Slot, EndpointKey, TenantKey)>>,
+        found: Option<Vec<(Slot, EndpointKey, TenantKey, OffsetDateTime)>>,
     },
     /// Recording lags too far behind for sending to go on, or has caught up.
     RecordingBehind(bool),
@@ -211,8 +211,12 @@ pub enum Effect {
         older_than: OffsetDateTime,
         except: Vec<Uuid>,
     },
-    /// Was the owner of these slots killed before it could store that a breaker opened?
-    FindOutages(Vec<(Slot, Epoch)>),
+    /// Was the owner of these slots killed before it could store that a breaker opened? What was delivered
+    /// since they were taken says nothing about that.
+    FindOutages {
+        slots: Vec<(Slot, Epoch)>,
+        taken_at: OffsetDateTime,
+    },
 }
 
 /// An endpoint with live rows.
@@ -462,9 +466,14 @@ impl Scheduler {
         if !slots.is_empty() {
             self.effects.push(Effect::Scan(slots));
         }
-        let doubtful = self.slots.next_doubtful(now.boot);
-        if !doubtful.is_empty() {
-            self.effects.push(Effect::FindOutages(doubtful));
+        let slots = self.slots.next_doubtful(now.boot);
+        if !slots.is_empty() {
+            let taken = slots.iter().filter_map(|(slot, _)| self.slots.taken(*slot));
+            let taken_at = taken.filter_map(|it| it.emptied_at).min();
+            self.effects.push(Effect::FindOutages {
+                slots,
+                taken_at: taken_at.unwrap_or(now.database),
+            });
         }
         let idle = self.slots.ready_to_release();
         if !idle.is_empty() {

@@ -779,33 +779,92 @@ fn what_waits_behind_an_open_breaker_is_ended_when_it_is_too_old() {
 #[test]
 fn an_outage_whose_owner_died_before_it_was_stored_is_found_and_the_breaker_opens() {
     let mut bench = Bench::new();
-    bench.tell(Input::Released(vec![(SLOT, EPOCH)]));
-    let epoch = Epoch(EPOCH.0 + 1);
-    bench.tell(Input::Acquired {
-        slots: vec![Taken {
-            slot: SLOT,
-            how: TakeOver {
-                epoch,
-                clean: false,
-                emptied_at: None,
-            },
-        }],
-        suspects: HashMap::new(),
-    });
+    let (epoch, taken_at) = bench.take_from_the_dead();
+    let died = taken_at - Duration::from_secs(3_600);
     let asked = bench.effects().into_iter().find_map(|effect| match effect {
-        Effect::FindOutages(slots) => Some(slots),
+        Effect::FindOutages { slots, taken_at } => Some((slots, taken_at)),
         _ => None,
     });
     bench.tell(Input::Outages {
         slots: vec![(SLOT, epoch)],
-        found: Some(vec![(SLOT, ENDPOINT, TENANT)]),
+        found: Some(vec![(SLOT, ENDPOINT, TENANT, died)]),
     });
     let request = bench.asked();
     bench.answer_as(&request, vec![], with(|_| {}));
+    let opened = bench.effects();
+    bench.pass(COOLDOWN);
+    let window = bench.effects().into_iter().find_map(|effect| match effect {
+        Effect::Revive { window, .. } => Some(window),
+        _ => None,
+    });
 
-    assert_eq!(asked, Some(vec![(SLOT, epoch)]));
-    assert_eq!(told(&bench.effects()), [NoticeKind::EndpointOpened]);
+    assert_eq!(asked, Some((vec![(SLOT, epoch)], taken_at)));
+    assert_eq!(told(&opened), [NoticeKind::EndpointOpened]);
     assert!(bench.is_open());
+    assert!(window.unwrap().from <= died, "{window:?}");
+}
+
+impl Bench {
+    fn take_from_the_dead(&mut self) -> (Epoch, time::OffsetDateTime) {
+        self.tell(Input::Released(vec![(SLOT, EPOCH)]));
+        let (epoch, taken_at) = (Epoch(EPOCH.0 + 1), self.now().database);
+        self.tell(Input::Acquired {
+            slots: vec![Taken {
+                slot: SLOT,
+                how: TakeOver {
+                    epoch,
+                    clean: false,
+                    emptied_at: Some(taken_at),
+                },
+            }],
+            suspects: HashMap::new(),
+        });
+        (epoch, taken_at)
+    }
+}
+
+#[test]
+fn an_outage_that_was_over_before_it_was_found_is_recovered_from_and_opens_nothing() {
+    let mut bench = Bench::new();
+    let (epoch, taken_at) = bench.take_from_the_dead();
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(1))], with(|_| {}));
+    assert_eq!(sent(&bench.effects()), [id(1)]);
+    let owner = Ownership {
+        epoch,
+        ..bench.owner()
+    };
+    bench.tell(Input::Recorded(vec![Recorded {
+        owner,
+        endpoint: ENDPOINT,
+        delivery: id(1),
+        next_due: None,
+        observed: Some(Observed {
+            outcome: Outcome::Delivered,
+            started_at: bench.now().database,
+            took: Duration::from_millis(5),
+            timed_out: false,
+            retry_after: None,
+            exhausted: None,
+            probe: false,
+            notice: false,
+        }),
+        dead: false,
+    }]));
+    let died = taken_at - Duration::from_secs(3_600);
+    bench.tell(Input::Outages {
+        slots: vec![(SLOT, epoch)],
+        found: Some(vec![(SLOT, ENDPOINT, TENANT, died)]),
+    });
+    let mut effects = bench.effects();
+    for request in loads(&effects) {
+        bench.answer_as(&request, vec![], with(|_| {}));
+    }
+    effects.extend(bench.effects());
+
+    assert!(!bench.is_open());
+    assert_eq!(revivals(&effects).len(), 1);
 }
 
 /// Endpoints that come, are sent to once and go: what is kept of them does not grow with their number.

@@ -147,17 +147,17 @@ impl Scheduler {
     pub(super) fn outages(
         &mut self,
         slots: &[(Slot, Epoch)],
-        found: Option<Vec<(Slot, EndpointKey, TenantKey)>>,
+        found: Option<Vec<(Slot, EndpointKey, TenantKey, OffsetDateTime)>>,
         now: Now,
     ) {
         self.slots.looked_into(slots, found.is_some(), now.boot);
-        for (slot, key, tenant) in found.unwrap_or_default() {
+        for (slot, key, tenant, since) in found.unwrap_or_default() {
             if self.slots.working(slot).is_none() {
                 continue;
             }
             let new = || Endpoint::new(key, slot, tenant, now.boot);
             let endpoint = self.endpoints.entry(key).or_insert_with(new);
-            endpoint.outage = true;
+            endpoint.outage = Some(since);
             self.open_for_outage(key, now);
             self.consider(key, now);
         }
@@ -165,14 +165,14 @@ impl Scheduler {
 
     /// Opens the breaker of an endpoint that was found so, once its gate is known.
     pub(super) fn open_for_outage(&mut self, key: EndpointKey, now: Now) {
-        let Some(endpoint) = self.endpoints.get_mut(&key).filter(|found| found.outage) else {
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
         };
-        let Some(gate) = &mut endpoint.gate else {
+        let (Some(since), Some(gate)) = (endpoint.outage, &mut endpoint.gate) else {
             return;
         };
-        endpoint.outage = false;
-        let turn = gate.outage_found(now.database);
+        endpoint.outage = None;
+        let turn = gate.outage_found(since, now.database);
         self.turned(key, turn.as_slice(), None, now);
     }
 }
