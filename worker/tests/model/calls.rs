@@ -82,9 +82,13 @@ impl World {
         call.waits = false;
         let slow = match &execution.statement {
             Statement::Record(..) | Statement::Close { .. } => self.faults.slow_records_until,
-            Statement::Load { .. } | Statement::Scan(_) | Statement::Configs(_) => {
-                self.faults.slow_reads_until
-            }
+            Statement::Load { .. }
+            | Statement::Scan(_)
+            | Statement::Configs(_)
+            | Statement::Outages(..)
+            | Statement::Awake(_)
+            | Statement::History(_)
+            | Statement::Revive { .. } => self.faults.slow_reads_until,
             _ => 0,
         };
         let delay = if slow > self.now {
@@ -108,6 +112,11 @@ impl World {
         else {
             return;
         };
+        // TODO
+        if matches!(execution.statement, Statement::Save(..)) && self.calls[&id].answered {
+            self.store.abort(&execution);
+            return self.unblock();
+        }
         let answer = self.store.commit(execution, now);
         self.tell(|| format!("database commits {id}: {answer:?}"));
         if let Answer::Taken(slots) = &answer {

@@ -23,6 +23,14 @@ pub(crate) enum Invariant {
     Suspects,
     /// What was accepted for an enabled endpoint is not closed because it had been disabled before.
     Closed,
+    /// R1 in any window of t seconds at most rate · t + burst requests.
+    Rate,
+    /// B1 one probe at a time, and nothing else while a breaker is open.
+    Probe,
+    /// What died in an outage lives again when it is over, once.
+    Replay,
+    /// Receivers are well, and a breaker stays open or a recovery does not end.
+    Wedged,
     /// The code under test panicked.
     Panic,
 }
@@ -65,4 +73,16 @@ pub(crate) enum Mutation {
     NoComparison,
     /// Closing does not ask whether the endpoint is enabled again.
     BlindClosing,
+    /// A bucket is full after its owner died.
+    FullAfterCrash,
+    /// The positions of buckets are not stored when a slot is handed over.
+    NoHandOver,
+    /// A probe does not keep the next one from going.
+    TwoProbes,
+    /// Nobody looks for outages that a dead owner left.
+    OutagesForgotten,
+    /// What was replayed by itself and died again is replayed by itself again.
+    ReplaysOfReplays,
+    /// Every take-over seems to be from an owner that handed over.
+    AlwaysClean,
 }

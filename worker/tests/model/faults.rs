@@ -1,11 +1,13 @@
 //! What comes from outside: events, the API's changes, and what goes wrong.
 
-use shared::domain::delivery::CloseReason;
+use shared::domain::delivery::{CloseReason, Kind};
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointKey, Slot, lower_bound};
 use shared::store::commands::Verb;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::policy::RATE_LIMITS;
 use crate::receiver::Mood;
 use crate::store::{Endpoint, Final, Live, is_enabled, short};
 use crate::world::{Event, MILLI, SECOND, World};
@@ -54,11 +56,15 @@ impl World {
         (*self.chance.pick(&all).unwrap()).clone()
     }
 
-    fn row(&mut self, endpoint: &Endpoint) -> Live {
+    pub(crate) fn new_id(&mut self, now: OffsetDateTime) -> Uuid {
         let number = u128::from(self.number());
-        let stamp = lower_bound(self.database_time()).as_u128();
         let random = u128::from(self.chance.below(1 << 12)) << 64;
-        let id = Uuid::from_u128(stamp | 0x7_u128 << 76 | random | 0x2_u128 << 62 | number);
+        let stamp = lower_bound(now).as_u128();
+        Uuid::from_u128(stamp | 0x7_u128 << 76 | random | 0x2_u128 << 62 | number)
+    }
+
+    fn row(&mut self, endpoint: &Endpoint) -> Live {
+        let id = self.new_id(self.database_time());
         Live {
             id,
             event_id: id,
@@ -68,6 +74,8 @@ impl World {
             made: 0,
             charged: 0,
             due: None,
+            kind: Kind::Live,
+            first_at: None,
             bytes: usize::try_from(self.chance.between(1, 400)).unwrap(),
             version: 0,
             since: self.database_time(),
@@ -96,6 +104,9 @@ impl World {
             }
             if self.chance.happens(4) && self.poison.len() < 2 {
                 self.poison.insert(row.id);
+            }
+            if self.chance.happens(20) {
+                self.cursed.insert(row.event_id);
             }
             pairs.push((row.slot, row.endpoint));
             self.tell(|| format!("{} is accepted for {:?}", short(row.id), row.endpoint));
@@ -131,7 +142,8 @@ impl World {
         match self.chance.below(100) {
             0..=29 => self.cancel_one(),
             30..=59 => self.retry_one(),
-            60..=69 => self.change(&endpoint, endpoint.state),
+            60..=64 => self.change(&endpoint, endpoint.state),
+            65..=69 => self.change_limit(&endpoint),
             70..=84 if is_enabled(&endpoint) => self.change(&endpoint, EndpointState::Disabled),
             85..=86 => self.change(&endpoint, EndpointState::Deleted),
             _ if endpoint.state == EndpointState::Disabled => {
@@ -171,6 +183,19 @@ impl World {
         self.notify_commands();
     }
 
+    fn change_limit(&mut self, endpoint: &Endpoint) {
+        let limit = *self.chance.pick(&RATE_LIMITS).unwrap();
+        if limit.is_some() != endpoint.rate_limit.is_some() {
+            self.policy.limit_begins_or_ends(endpoint.key);
+        }
+        self.store
+            .endpoints
+            .get_mut(&endpoint.key)
+            .unwrap()
+            .rate_limit = limit;
+        self.change(endpoint, endpoint.state);
+    }
+
     pub(crate) fn notify_commands(&mut self) {
         for process in 0..self.processes.len() {
             let life = (process, self.processes[process].life);
@@ -202,6 +227,24 @@ impl World {
         }
     }
 
+    /// Receivers are well, and nothing waits any more: an event closes what is open.
+    pub(crate) fn send_canaries(&mut self, to: &[EndpointKey]) {
+        let endpoints = to.iter().filter_map(|key| self.store.endpoints.get(key));
+        let endpoints: Vec<Endpoint> = endpoints.cloned().collect();
+        let mut pairs = Vec::new();
+        for endpoint in endpoints.iter().filter(|it| is_enabled(it)) {
+            let row = self.row(endpoint);
+            self.accepted(1);
+            pairs.push((row.slot, row.endpoint));
+            self.canaries
+                .push((row.id, row.endpoint, self.now + 30 * SECOND));
+            self.store.insert_live(row);
+        }
+        self.tell(|| "canaries".to_owned());
+        self.hint_everyone(&pairs);
+        self.settle_until(self.now + 600 * SECOND);
+    }
+
     // ## Faults
 
     pub(crate) fn change_mood(&mut self) {
@@ -217,6 +260,9 @@ impl World {
             Mood::Down,
             Mood::Hangs,
             Mood::Refuses,
+            Mood::RefusesAll,
+            Mood::Missing,
+            Mood::Throttles,
         ];
         let mut mood = *self.chance.pick(&moods).unwrap();
         if self.chance.happens(20) {
@@ -303,7 +349,7 @@ impl World {
             process.frozen_until = process.frozen_until.min(self.now + SECOND);
         }
         // What kills a worker takes three of them with it, each of which must be missed first.
-        let bound = if self.poison.is_empty() { 120 } else { 300 };
+        let bound = if self.poison.is_empty() { 600 } else { 900 };
         let until = self.now + bound * SECOND;
         self.settle_until(until);
     }

@@ -38,6 +38,8 @@ enum At {
     Suspects(Vec<Taken>, Option<Census>),
     /// Until the next renewal, by timer of this number.
     Waiting(u64),
+    /// For what changed in the slots to be stored, at most so long.
+    Settling(Vec<Leaving>, u64),
     Releasing(Vec<(Slot, Epoch)>),
     Left,
 }
@@ -92,6 +94,7 @@ impl World {
         match self.processes[index].lease.at {
             At::Pause if self.processes[index].lease.asked == number => self.connect_lease(index),
             At::Waiting(timer) if timer == number => self.renew(index),
+            At::Settling(_, timer) if timer == number => self.hand_over(index),
             _ => {}
         }
     }
@@ -295,6 +298,29 @@ impl World {
         let Some(asked) = self.processes[index].lease.releases.pop_front() else {
             return;
         };
+        let number = self.number();
+        self.processes[index].lease.at = At::Settling(asked, number);
+        let life = (index, self.processes[index].life);
+        self.after(BUDGET, Event::Timer(life, Task::Lease, number));
+        self.wake_hand_over(index);
+    }
+
+    /// What changed about endpoints was stored.
+    pub(crate) fn wake_hand_over(&mut self, index: usize) {
+        let process = &self.processes[index];
+        let At::Settling(asked, _) = &process.lease.at else {
+            return;
+        };
+        let slots: Vec<Slot> = asked.iter().map(|it| it.slot).collect();
+        if process.transitions.is_settled(&slots) {
+            self.hand_over(index);
+        }
+    }
+
+    fn hand_over(&mut self, index: usize) {
+        let At::Settling(asked, _) = std::mem::take(&mut self.processes[index].lease.at) else {
+            return;
+        };
         let handed = asked.iter().flat_map(handed_over).collect();
         let slots = asked.iter().map(|it| (it.slot, it.epoch)).collect();
         let leaving = self.tenure(index).still_held(slots);
@@ -344,7 +370,8 @@ fn handed_over(leaving: &Leaving) -> impl Iterator<Item = Handed> {
         slot: leaving.slot,
         epoch: leaving.epoch,
         tenant: endpoint.tenant,
-        tat: endpoint.bucket,
+        tat: endpoint.bucket.map(|(position, _)| position),
+        version: endpoint.bucket.map_or(0, |(_, version)| version),
         parked_until: endpoint.parked_until,
     })
 }

@@ -1,20 +1,33 @@
 //! The loader of a process, as in `worker::loader`; its answers are put together by the code under test.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use shared::domain::attempt::Outcome;
 use shared::domain::endpoint::{Backoff, BreakerSettings, EndpointSettings};
-use shared::ids::{EndpointId, EndpointKey, lower_bound};
+use shared::ids::{EndpointId, EndpointKey, Epoch, Slot, TenantKey, lower_bound};
 use shared::store::endpoint_runtime::Runtime;
+use shared::store::queue::Row;
+use time::OffsetDateTime;
 use uuid::Uuid;
 use worker::endpoint_config::{EndpointConfig, SharedConfig, Target};
-use worker::loader::{Known, Question, answers, failure, wants};
-use worker::scheduler::{Input, LoadRequest};
+use worker::loader::{Known, Question, Revive, answers, failure, wants};
+use worker::scheduler::{Found, Input, LoadRequest};
 
+use crate::check::Mutation;
 use crate::store::{Answer, Endpoint, Statement};
 use crate::worker::Task;
 use crate::world::{CallId, Event, MILLI, Micros, SECOND, World};
+
+/// Charged to a delivery at most.
+pub(crate) const MAX_ATTEMPTS: u16 = 4;
+/// Short, so that it opens and closes many times in a run.
+pub(crate) const BREAKER: BreakerSettings = BreakerSettings {
+    failures: 3,
+    cooldown_seconds: 3,
+    max_cooldown_seconds: 12,
+};
 
 const READ_BUDGET: Micros = 8 * SECOND;
 
@@ -25,7 +38,10 @@ pub(crate) struct LoaderLoop {
     asked: CallId,
     began: Micros,
     configs: Option<HashMap<EndpointKey, SharedConfig>>,
-    due_by: Option<time::OffsetDateTime>,
+    /// The rows of a load that still waits for attempts, the endpoints of a scan for those that are awake.
+    rows: Option<(Vec<Row>, Vec<Row>)>,
+    found: Option<Vec<Found>>,
+    due_by: Option<OffsetDateTime>,
     pausing: bool,
 }
 
@@ -67,7 +83,11 @@ impl World {
                 let unknown = requests.iter().filter(|request| request.config);
                 Statement::Configs(unknown.map(|request| request.endpoint).collect())
             }
-            Question::Revive(_) | Question::Outages(_) => Statement::Connect,
+            Question::Revive(revive) => self.revive(index, revive),
+            Question::Outages(slots, taken_at) => {
+                let slots = slots.iter().map(|(slot, _)| *slot);
+                Statement::Outages(slots.collect(), *taken_at)
+            }
             Question::Expire(expire) => Statement::Expire {
                 owner: expire.owner,
                 endpoint: expire.endpoint,
@@ -75,7 +95,7 @@ impl World {
                 except: expire.except.clone(),
             },
         };
-        loader.current = Some(question);
+        self.loader(index, task).current = Some(question);
         self.loader_asks(index, task, statement);
     }
 
@@ -100,6 +120,11 @@ impl World {
         };
         let input = match (question, answer) {
             (Question::Scan(slots), Some(Answer::Found(found))) => {
+                return self.ask_awake(index, task, slots, found);
+            }
+            (Question::Scan(slots), Some(Answer::Awake(awake))) => {
+                let found = self.loader(index, task).found.take().unwrap_or_default();
+                let found = with_awake(found, awake);
                 Input::Scanned { slots, found, took }
             }
             (Question::Close(close), Some(Answer::Closed(closed))) => Input::Closed {
@@ -114,34 +139,82 @@ impl World {
                 endpoint: expire.endpoint,
                 more: expired.is_some_and(|count| count > 0),
             },
-            (Question::Revive(revive), Some(_)) => Input::Revived {
+            (Question::Revive(revive), Some(Answer::Revived(deliveries))) => Input::Revived {
                 slot: revive.owner.slot,
                 epoch: revive.owner.epoch,
                 endpoint: revive.endpoint,
-                deliveries: Some(Vec::new()),
+                deliveries,
             },
-            (Question::Outages(slots), Some(_)) => Input::Outages {
+            (Question::Outages(slots, _), Some(Answer::Outages(found))) => Input::Outages {
                 slots,
-                found: Some(Vec::new()),
+                found: Some(if self.mutation == Mutation::OutagesForgotten {
+                    Vec::new()
+                } else {
+                    found
+                }),
             },
             (Question::Load(requests), Some(Answer::Endpoints(found))) => {
                 return self.ask_rows(index, task, requests, &found);
             }
             (Question::Load(requests), Some(Answer::Rows(ready, retry))) => {
-                let loader = self.loader(index, task);
-                let configs = loader.configs.take().unwrap_or_default();
-                let now = loader.due_by.unwrap();
-                let history = requests.iter().filter(|request| request.history);
-                let known = Known {
-                    configs,
-                    history: history.map(|it| (it.endpoint, Vec::new())).collect(),
-                };
-                Input::Loaded(answers(&requests, known, (ready, retry), now))
+                self.loader(index, task).rows = Some((ready, retry));
+                let asked = requests.iter().filter(|request| request.history);
+                let asked: Vec<_> = asked.map(|request| request.endpoint).collect();
+                if !asked.is_empty() {
+                    self.loader(index, task).current = Some(Question::Load(requests));
+                    return self.loader_asks(index, task, Statement::History(asked));
+                }
+                self.answers(index, task, &requests, HashMap::new())
+            }
+            (Question::Load(requests), Some(Answer::History(history))) => {
+                self.answers(index, task, &requests, history)
             }
             (question, _) => return self.loader_pauses(index, task, question),
         };
         self.input(index, input);
         self.next_question(index, task);
+    }
+
+    fn answers(
+        &mut self,
+        index: usize,
+        task: Task,
+        requests: &[LoadRequest],
+        history: HashMap<EndpointKey, Vec<(Outcome, OffsetDateTime)>>,
+    ) -> Input {
+        let loader = self.loader(index, task);
+        let configs = loader.configs.take().unwrap_or_default();
+        let rows = loader.rows.take().unwrap_or_default();
+        let now = loader.due_by.unwrap();
+        Input::Loaded(answers(requests, Known { configs, history }, rows, now))
+    }
+
+    /// Rows were found; who must be looked after without any comes in a later statement.
+    fn ask_awake(
+        &mut self,
+        index: usize,
+        task: Task,
+        slots: Vec<(Slot, Epoch)>,
+        found: Vec<Found>,
+    ) {
+        let numbers = slots.iter().map(|(slot, _)| *slot).collect();
+        let loader = self.loader(index, task);
+        loader.found = Some(found);
+        loader.current = Some(Question::Scan(slots));
+        self.loader_asks(index, task, Statement::Awake(numbers));
+    }
+
+    fn revive(&mut self, index: usize, revive: &Revive) -> Statement {
+        let boot = self.boot_time(index);
+        let now = self.processes[index].clock.at(boot);
+        let mut ids: Vec<Uuid> = (0..revive.count).map(|_| self.new_id(now)).collect();
+        ids.sort_unstable();
+        Statement::Revive {
+            owner: revive.owner,
+            endpoint: revive.endpoint,
+            window: revive.window,
+            ids,
+        }
     }
 
     /// The configuration was read, the rows come in a later statement.
@@ -150,15 +223,16 @@ impl World {
         index: usize,
         task: Task,
         requests: Vec<LoadRequest>,
-        found: &[Endpoint],
+        found: &[(Endpoint, Runtime)],
     ) {
         let boot = self.boot_time(index);
         let now = self.processes[index].clock.at(boot);
         let configs = found
             .iter()
-            .map(|endpoint| (endpoint.key, Arc::new(config(endpoint))));
+            .map(|(endpoint, runtime)| (endpoint.key, Arc::new(config(endpoint, runtime))));
         let loader = self.loader(index, task);
         loader.configs = Some(configs.collect());
+        loader.rows = None;
         loader.due_by = Some(now);
         loader.current = Some(Question::Load(requests.clone()));
         let statement = Statement::Load {
@@ -192,20 +266,35 @@ impl World {
     }
 }
 
+fn with_awake(found: Vec<Found>, awake: Vec<(Slot, EndpointKey, TenantKey)>) -> Vec<Found> {
+    let mut found: BTreeMap<EndpointKey, Found> =
+        found.into_iter().map(|it| (it.endpoint, it)).collect();
+    for (slot, endpoint, tenant) in awake {
+        let new = Found {
+            slot,
+            endpoint,
+            tenant,
+            ready: false,
+            next_due: None,
+            lines: false,
+            awake: false,
+        };
+        found.entry(endpoint).or_insert(new).awake = true;
+    }
+    found.into_values().collect()
+}
+
 /// Limits differ by endpoint, so that each of them is met somewhere.
-fn config(endpoint: &Endpoint) -> EndpointConfig {
+fn config(endpoint: &Endpoint, runtime: &Runtime) -> EndpointConfig {
     let key = endpoint.key.0;
     let settings = EndpointSettings {
         timeout_ms: 2_000,
-        max_attempts: 4,
+        max_attempts: MAX_ATTEMPTS,
         backoff: Backoff::doubling(1, 4),
         max_in_flight: u16::try_from(key % 3 + 1).unwrap(),
         max_age_seconds: if key % 4 == 0 { 20 } else { 3_600 },
-        breaker: BreakerSettings {
-            failures: 3,
-            cooldown_seconds: 3,
-            max_cooldown_seconds: 12,
-        },
+        rate_limit: endpoint.rate_limit,
+        breaker: BREAKER,
         ..EndpointSettings::default()
     };
     EndpointConfig {
@@ -215,7 +304,7 @@ fn config(endpoint: &Endpoint) -> EndpointConfig {
         state: endpoint.state,
         settings,
         ordered: false,
-        runtime: Runtime::default(),
+        runtime: runtime.clone(),
         locked: false,
         target: Target {
             url: None,

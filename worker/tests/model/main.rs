@@ -24,9 +24,11 @@ mod commands;
 mod faults;
 mod lease;
 mod loader;
+mod policy;
 mod receiver;
 mod recorder;
 mod store;
+mod transitions;
 mod worker;
 mod world;
 

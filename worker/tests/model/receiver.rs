@@ -26,6 +26,12 @@ pub(crate) enum Mood {
     Down,
     Hangs,
     Refuses,
+    /// Everything, for good.
+    RefusesAll,
+    /// As a deploy or a firewall does.
+    Missing,
+    /// Most of it for being too much, and says for how long.
+    Throttles,
     Gone,
 }
 
@@ -41,7 +47,7 @@ pub(crate) struct Flight {
     pub(crate) suspect: bool,
     /// Taken when it is answered.
     pub(crate) job: Option<Box<Job>>,
-    started: BootTime,
+    pub(crate) started: BootTime,
 }
 
 /// Every request that was ever started.
@@ -74,20 +80,20 @@ impl World {
         self.check_lease(process, &job);
         self.check_permits(life, &job);
         self.check_repetition(life, key, &job);
+        let (endpoint, event) = (job.endpoint.key, job.row.event_id);
         let flight = Flight {
             life,
             owner: job.owner,
-            endpoint: job.endpoint.key,
+            endpoint,
             suspect: job.suspect,
             started: self.boot_time(process),
             job: Some(job),
         };
-        let endpoint = flight.endpoint;
         self.flights.insert(key, flight);
         if self.is_poison(life, id) {
             return;
         }
-        let (result, delay) = self.answer_of(endpoint);
+        let (result, delay) = self.answer_of(endpoint, event);
         self.after(delay, Event::Respond(life, key, result));
     }
 
@@ -111,14 +117,24 @@ impl World {
         true
     }
 
-    fn answer_of(&mut self, endpoint: EndpointKey) -> (SendResult, u64) {
+    fn answer_of(&mut self, endpoint: EndpointKey, event: Uuid) -> (SendResult, u64) {
         let quick = self.chance.between(MILLI, 250 * MILLI);
+        let mut retry_after = None;
         let status = match self.moods[&endpoint] {
+            _ if self.cursed.contains(&event) => 503,
             Mood::Well => 200,
             Mood::Flaky if self.chance.happens(500) => 200,
             Mood::Flaky | Mood::Down => 503,
             Mood::Refuses if self.chance.happens(300) => 400,
             Mood::Refuses => 200,
+            Mood::RefusesAll => 422,
+            Mood::Missing => 404,
+            Mood::Throttles if self.chance.happens(300) => 200,
+            Mood::Throttles => {
+                let seconds = self.chance.between(1, 3);
+                retry_after = self.chance.happens(500).then(|| seconds.to_string());
+                429
+            }
             Mood::Gone => 410,
             Mood::Hangs => {
                 return (Err(SendError::Timeout(Phase::Response)), 2 * SECOND);
@@ -126,7 +142,7 @@ impl World {
         };
         let response = Response {
             status,
-            retry_after: None,
+            retry_after,
             excerpt: Bytes::new(),
             body: BodyEnd::Whole,
         };
@@ -165,7 +181,9 @@ impl World {
 
     /// The engine was told that a record was acknowledged.
     pub(crate) fn acknowledged(&mut self, key: FlightKey) {
-        self.flights.remove(&key);
+        if let Some(flight) = self.flights.remove(&key) {
+            self.policy.off_the_wire(flight.owner, key.0);
+        }
         for sent in self.sends.0.get_mut(&key.0).into_iter().flatten() {
             sent.acknowledged |= sent.key == key;
         }

@@ -189,7 +189,10 @@ impl World {
 fn outcome(record: &Record) -> Outcome {
     Outcome {
         owner: record.owner,
+        endpoint: record.endpoint,
         delivery: record.delivery,
+        outcome: record.outcome,
+        started_at: record.attempt.as_ref().map(|attempt| attempt.started_at),
         before: record.attempts_before,
         made: record.attempts_before + u16::from(record.attempt.is_some()),
         charged: record.attempts_charged,

@@ -17,10 +17,11 @@ use crate::lease::LeaseLoop;
 use crate::loader::LoaderLoop;
 use crate::recorder::RecorderLoop;
 use crate::store::{Answer, Statement, short};
+use crate::transitions::TransitionsLoop;
 use crate::world::{CallId, Event, Life, MARGIN, MILLI, Micros, SECOND, TTL, World};
 
 /// Permits of a worker.
-pub(crate) const MOST_IN_FLIGHT: usize = 6;
+pub(crate) const MOST_IN_FLIGHT: usize = 10;
 /// Few rows and bytes in memory, so that these bounds are met.
 const MOST_LOADED: usize = 14;
 const MOST_LOADED_BYTES: usize = 2_500;
@@ -33,6 +34,7 @@ pub(crate) enum Task {
     Scans,
     Recorder,
     Commands,
+    Transitions,
     /// The charge of a suspect, before it is sent.
     Suspect,
 }
@@ -46,7 +48,11 @@ pub(crate) struct Process {
     pub(crate) clock: Arc<DatabaseClock>,
     pub(crate) inbox: VecDeque<Input>,
     pub(crate) turn_due: bool,
+    /// When it last looked for requests that are out for long.
+    pub(crate) looked_at: BootTime,
     pub(crate) draining: bool,
+    /// When it was last asked to give up slots.
+    pub(crate) leaves_since: BootTime,
     /// Hears notifications.
     pub(crate) listens: bool,
     /// What the heartbeat lists.
@@ -58,6 +64,7 @@ pub(crate) struct Process {
     pub(crate) scans: LoaderLoop,
     pub(crate) recorder: RecorderLoop,
     pub(crate) commands: CommandsLoop,
+    pub(crate) transitions: TransitionsLoop,
     chores: VecDeque<Question>,
     chore_out: bool,
     suspects: Vec<(CallId, Box<Job>)>,
@@ -75,7 +82,9 @@ impl Process {
             clock: Arc::new(DatabaseClock::new()),
             inbox: VecDeque::new(),
             turn_due: false,
+            looked_at: BootTime(Duration::ZERO),
             draining: false,
+            leaves_since: BootTime(Duration::ZERO),
             listens: false,
             in_flight: Vec::new(),
             lease_known: (None, BootTime(Duration::ZERO)),
@@ -84,6 +93,7 @@ impl Process {
             scans: LoaderLoop::default(),
             recorder: RecorderLoop::default(),
             commands: CommandsLoop::default(),
+            transitions: TransitionsLoop::default(),
             chores: VecDeque::new(),
             chore_out: false,
             suspects: Vec::new(),
@@ -173,6 +183,7 @@ impl World {
             .is_some_and(|since| self.now - since > 5 * SECOND);
         process.inbox.push_back(Input::RecordingBehind(behind));
         process.inbox.push_back(Input::Tick);
+        process.looked_at = boot;
         let before = BootTime(boot.0.saturating_sub(Duration::from_millis(500)));
         process.in_flight = process.scheduler.in_flight_since(before);
         process.in_flight.sort_unstable();
@@ -197,6 +208,9 @@ impl World {
                     self.acknowledged(key);
                 }
             }
+            if let Input::Release { .. } | Input::Drain = &input {
+                self.processes[index].leaves_since = boot;
+            }
             self.processes[index].scheduler.handle(input, now);
         }
         for effect in self.processes[index].scheduler.effects(now) {
@@ -208,8 +222,14 @@ impl World {
 
     fn execute(&mut self, index: usize, effect: Effect) {
         match effect {
-            Effect::Send(job) if job.suspect => self.charge(index, job),
-            Effect::Send(job) => self.send(index, job),
+            Effect::Send(job) => {
+                self.check_policy(index, &job);
+                if job.suspect {
+                    self.charge(index, job);
+                } else {
+                    self.send(index, job);
+                }
+            }
             Effect::Load(requests) => self.ask(index, Task::Loads, Question::Load(requests)),
             Effect::Scan(slots) => self.ask(index, Task::Scans, Question::Scan(slots)),
             Effect::Settle(record) => self.hand_to_recorder(index, *record),
@@ -255,11 +275,14 @@ impl World {
                 });
                 self.processes[index].chores.push_front(revive);
             }
-            Effect::FindOutages(slots) => {
-                let outages = Question::Outages(slots);
+            Effect::FindOutages { slots, taken_at } => {
+                let outages = Question::Outages(slots, taken_at);
                 self.processes[index].chores.push_front(outages);
             }
-            Effect::Change(_) => {}
+            Effect::Change(change) => {
+                self.see_change(&change);
+                self.put_change(index, *change);
+            }
             Effect::Release(slots) => self.give_up(index, slots),
         }
     }
@@ -278,7 +301,7 @@ impl World {
     fn end_drain(&mut self, index: usize) {
         let process = &self.processes[index];
         let over = process.draining && process.scheduler.sent() == 0 && process.lease.has_left();
-        if over && process.recorder.is_idle() {
+        if over && process.recorder.is_idle() && process.transitions.is_idle() {
             self.tell(|| format!("w{index} has drained"));
             self.end_life(index);
         }
@@ -302,6 +325,7 @@ impl World {
                 return self.send(index, job);
             }
             let (owner, endpoint, delivery) = (job.owner, job.endpoint.key, job.row.id);
+            self.policy.off_the_wire(owner, delivery);
             self.tell(|| format!("w{index} does not send {}, it is too late", short(delivery)));
             self.input(
                 index,
@@ -322,6 +346,7 @@ impl World {
             Task::Loads | Task::Scans => self.loader_hears(index, task, call, answer),
             Task::Recorder => self.recorder_hears(index, call, answer),
             Task::Commands => self.commands_hear(index, call, answer),
+            Task::Transitions => self.transitions_hear(index, call, answer),
             Task::Suspect => self.charged(index, call),
         }
     }
@@ -332,6 +357,7 @@ impl World {
             Task::Loads | Task::Scans => self.loader_timer(index, task),
             Task::Recorder => self.recorder_timer(index),
             Task::Commands => self.commands_timer(index, number),
+            Task::Transitions => self.transitions_timer(index),
             Task::Suspect => {}
         }
     }

@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use crate::chance::Chance;
 use crate::check::{Invariant, Mutation, Violation};
+use crate::policy::{Policy, RATE_LIMITS};
 use crate::receiver::{Flight, FlightKey, Mood, Sends};
 use crate::store::{Answer, Endpoint, Execution, Final, Live, SLOTS, Statement, Store, short};
 use crate::worker::{Process, Task};
@@ -33,6 +34,8 @@ const PROCESSES: usize = 3;
 /// Of the trace; ASCII, as all of it is.
 const LONGEST_LINE: usize = 240;
 const ENDPOINTS: i64 = 9;
+/// Closing a breaker brings dead letters back to life, which may open it again: once each.
+const ROUNDS: u8 = 8;
 /// A process in one of its lives: what is meant for another is dropped.
 pub(crate) type Life = (usize, u64);
 pub(crate) type CallId = u64;
@@ -99,6 +102,10 @@ pub(crate) struct Counts {
     pub(crate) seconds: u64,
     /// Deliveries that killed three workers and are dead letters now.
     pub(crate) deadly: u64,
+    pub(crate) opened: u64,
+    pub(crate) probes: u64,
+    pub(crate) revived: u64,
+    pub(crate) notices: u64,
 }
 
 impl Counts {
@@ -115,6 +122,10 @@ impl Counts {
         self.take_overs += other.take_overs;
         self.seconds += other.seconds;
         self.deadly += other.deadly;
+        self.opened += other.opened;
+        self.probes += other.probes;
+        self.revived += other.revived;
+        self.notices += other.notices;
     }
 }
 
@@ -128,6 +139,9 @@ pub(crate) struct World {
     pub(crate) sends: Sends,
     pub(crate) moods: BTreeMap<EndpointKey, Mood>,
     pub(crate) poison: BTreeSet<Uuid>,
+    /// Events that their receiver fails on, whatever its mood.
+    pub(crate) cursed: BTreeSet<Uuid>,
+    pub(crate) policy: Policy,
     pub(crate) faults: Faults,
     pub(crate) counts: Counts,
     pub(crate) mutation: Mutation,
@@ -140,6 +154,11 @@ pub(crate) struct World {
     pub(crate) database_ahead: i64,
     expected: u64,
     settle_by: Micros,
+    /// When it is looked again whether all has come to its end.
+    looks_at: Micros,
+    rounds: u8,
+    /// Events that close what is open, and when each is late.
+    pub(crate) canaries: Vec<(Uuid, EndpointKey, Micros)>,
 }
 
 impl World {
@@ -154,6 +173,8 @@ impl World {
             sends: Sends::default(),
             moods: BTreeMap::new(),
             poison: BTreeSet::new(),
+            cursed: BTreeSet::new(),
+            policy: Policy::default(),
             faults: Faults::default(),
             counts: Counts::default(),
             mutation,
@@ -165,6 +186,9 @@ impl World {
             database_ahead: 0,
             expected: 0,
             settle_by: 0,
+            looks_at: 0,
+            rounds: 0,
+            canaries: Vec::new(),
         };
         world.populate();
         world
@@ -178,6 +202,7 @@ impl World {
                 slot: Slot(i16::try_from(key).unwrap() % SLOTS),
                 state: EndpointState::Enabled,
                 version: 1,
+                rate_limit: RATE_LIMITS[usize::try_from(key).unwrap() % RATE_LIMITS.len()],
                 off_until: None,
             };
             self.store.endpoints.insert(endpoint.key, endpoint);
@@ -260,6 +285,7 @@ impl World {
         }
         self.counts.seconds = self.now / SECOND;
         self.counts.deliveries = self.expected;
+        self.counts.revived = self.store.revived;
         let deadly = |id: &&Uuid| {
             self.store.finals.get(*id) == Some(&Final::Dead(DeadLetterClass::Internal))
         };
@@ -268,9 +294,48 @@ impl World {
         self.violations.first().cloned()
     }
 
-    fn is_over(&self) -> bool {
+    fn is_over(&mut self) -> bool {
         let drains = |process: &Process| process.alive && process.draining;
-        self.store.live.is_empty() && self.flights.is_empty() && !self.processes.iter().any(drains)
+        self.look_for_late_canaries();
+        let quiet = self.store.live.is_empty()
+            && self.flights.is_empty()
+            && !self.faults.database_away
+            && !self.processes.iter().any(drains);
+        if !quiet || self.now < self.looks_at {
+            return false;
+        }
+        self.looks_at = self.now + 50 * MILLI;
+        if !self.store.left_behind().is_empty() {
+            return false;
+        }
+        let awake = self.store.awake();
+        if self.rounds == 0 {
+            let all: Vec<EndpointKey> = self.store.endpoints.keys().copied().collect();
+            self.send_canaries(&all);
+        } else if awake.is_empty() {
+            return true;
+        } else if self.rounds < ROUNDS {
+            self.send_canaries(&awake);
+        }
+        self.rounds = self.rounds.saturating_add(1);
+        false
+    }
+
+    /// Where no event fails whatever the receiver's mood, a breaker closes within its cooldown and a margin.
+    fn look_for_late_canaries(&mut self) {
+        let (now, store, cursed) = (self.now, &self.store, &self.cursed);
+        let fails = |key: EndpointKey| {
+            let letters = store.dead_letters.values().map(|letter| &letter.row);
+            let mut all = letters.chain(store.live.values());
+            all.any(|row| row.endpoint == key && cursed.contains(&row.event_id))
+        };
+        let late = |(id, key, by): &&(Uuid, EndpointKey, Micros)| {
+            now > *by && store.live.contains_key(id) && !fails(*key)
+        };
+        if let Some((id, key, _)) = self.canaries.iter().find(late) {
+            let text = format!("{key:?} is well, and does not get {}", short(*id));
+            self.violated(Invariant::Wedged, text);
+        }
     }
 
     fn is_late(&self) -> bool {
@@ -295,9 +360,26 @@ impl World {
                 self.violations.push(Violation { invariant, text });
             }
         }
+        for letter in self.store.left_behind().into_iter().take(1) {
+            let text = format!(
+                "{} died in an outage and stays dead: {letter:?}",
+                short(letter.row.id)
+            );
+            let invariant = Invariant::Replay;
+            self.violations.push(Violation { invariant, text });
+        }
+        for key in self.store.awake() {
+            let text = format!(
+                "{key:?} does not come to rest: {:?}",
+                self.store.runtime.get(&key)
+            );
+            let invariant = Invariant::Wedged;
+            self.violations.push(Violation { invariant, text });
+        }
         let found = u64::try_from(self.store.live.len() + self.store.finals.len()).unwrap();
-        if found != self.expected {
-            let text = format!("{found} deliveries of {} are anywhere", self.expected);
+        let expected = self.expected + self.store.revived;
+        if found != expected {
+            let text = format!("{found} deliveries of {expected} are anywhere");
             self.violations.push(Violation {
                 invariant: Invariant::Lost,
                 text,

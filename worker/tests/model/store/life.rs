@@ -17,6 +17,7 @@ impl Store {
             shares: none,
             excludes: vec![],
             updates: none,
+            began: now,
             at: now,
         }
     }
@@ -39,6 +40,13 @@ impl Store {
                 },
                 ..
             }
+            | Statement::Revive {
+                owner: Ownership {
+                    incarnation: me, ..
+                },
+                ..
+            }
+            | Statement::Save(me, _)
             | Statement::MakeDue(me, ..)
             | Statement::RemoveCommands(me, _) => {
                 if !self.workers.contains_key(me) {
@@ -51,6 +59,7 @@ impl Store {
                 locks.shares += 1;
                 execution.shares = Some(*me);
                 self.look_again(execution);
+                self.hold_dead_letters(execution);
                 true
             }
             Statement::Renew(me, _) | Statement::Drain(me) => {
@@ -124,6 +133,7 @@ impl Store {
     }
 
     pub(super) fn unlock(&mut self, execution: &Execution) {
+        self.let_go_of_dead_letters(&execution.snapshot);
         if let Some(me) = execution.shares {
             self.locks.entry(me).or_default().shares -= 1;
         }
@@ -140,9 +150,9 @@ impl Store {
     }
 
     pub(crate) fn commit(&mut self, mut execution: Execution, now: OffsetDateTime) -> Answer {
+        self.unlock(&execution);
         let snapshot = std::mem::replace(&mut execution.snapshot, Snapshot::Nothing);
         let answer = self.write(&execution, snapshot, now);
-        self.unlock(&execution);
         answer
     }
 }

@@ -11,17 +11,20 @@
 //!   renewal; who waited finds the row gone.
 
 mod life;
+mod policy;
 mod snapshot;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
+use shared::domain::attempt::Outcome as AttemptOutcome;
 use shared::domain::delivery::{CloseReason, DeadLetterClass, Kind};
-use shared::domain::endpoint::EndpointState;
+use shared::domain::endpoint::{EndpointState, RateLimit};
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use shared::policy::decide::Decision;
 use shared::store::commands::{Command, Verb};
+use shared::store::endpoint_runtime::{Recovery, Runtime};
 use shared::store::queue::{Row, Want};
 use shared::store::slots::{Census, Handed, Taken};
 use time::OffsetDateTime;
@@ -65,6 +68,8 @@ pub(crate) struct Live {
     pub(crate) charged: u16,
     pub(crate) due: Option<OffsetDateTime>,
     pub(crate) bytes: usize,
+    pub(crate) kind: Kind,
+    pub(crate) first_at: Option<OffsetDateTime>,
     pub(crate) version: u64,
     /// When it was accepted, for the check of closings.
     pub(crate) since: OffsetDateTime,
@@ -84,15 +89,41 @@ pub(crate) struct Endpoint {
     pub(crate) slot: Slot,
     pub(crate) state: EndpointState,
     pub(crate) version: i32,
+    pub(crate) rate_limit: Option<RateLimit>,
     /// When it was last seen not enabled; now, if it is not.
     pub(crate) off_until: Option<OffsetDateTime>,
+}
+
+/// A row of `dead_letters`.
+#[derive(Debug, Clone)]
+pub(crate) struct DeadLetter {
+    pub(crate) row: Live,
+    pub(crate) class: DeadLetterClass,
+    pub(crate) dead_at: OffsetDateTime,
+    pub(crate) replayed_as: Option<Uuid>,
+    /// Held by a statement that makes it live again.
+    locked: bool,
+}
+
+/// A row of `attempts`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attempt {
+    pub(crate) endpoint: EndpointKey,
+    pub(crate) delivery: Uuid,
+    pub(crate) number: u16,
+    pub(crate) started_at: OffsetDateTime,
+    pub(crate) outcome: AttemptOutcome,
+    pub(crate) applied: bool,
 }
 
 /// What a record says about one delivery.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome {
     pub(crate) owner: Ownership,
+    pub(crate) endpoint: EndpointKey,
     pub(crate) delivery: Uuid,
+    pub(crate) outcome: AttemptOutcome,
+    pub(crate) started_at: Option<OffsetDateTime>,
     pub(crate) before: u16,
     pub(crate) made: u16,
     pub(crate) charged: u16,
@@ -136,6 +167,17 @@ pub(crate) enum Statement {
         older_than: Uuid,
         except: Vec<Uuid>,
     },
+    /// What changed about endpoints.
+    Save(Incarnation, Vec<Saved>),
+    Revive {
+        owner: Ownership,
+        endpoint: EndpointKey,
+        window: Recovery,
+        ids: Vec<Uuid>,
+    },
+    Outages(Vec<Slot>, OffsetDateTime),
+    Awake(Vec<Slot>),
+    History(Vec<EndpointKey>),
     Commands(Vec<Slot>),
     MakeDue(Incarnation, Uuid, OffsetDateTime),
     RemoveCommands(Incarnation, Vec<i64>),
@@ -149,13 +191,30 @@ pub(crate) enum Answer {
     Taken(Vec<Taken>),
     Suspects(HashMap<Uuid, u16>),
     Found(Vec<Found>),
-    Endpoints(Vec<Endpoint>),
+    Endpoints(Vec<(Endpoint, Runtime)>),
     /// Records that changed something.
     Applied(Vec<Uuid>),
     Rows(Vec<Row>, Vec<Row>),
     /// How many were closed; `None`: not the owner, or the endpoint is enabled.
     Closed(Option<usize>),
     Commands(Vec<Command>),
+    /// The new deliveries; `None`: not the owner.
+    Revived(Option<Vec<Uuid>>),
+    /// Endpoints that somebody must look after.
+    Awake(Vec<(Slot, EndpointKey, TenantKey)>),
+    /// Endpoints with an outage that nobody stored, and when the first of its dead letters died.
+    Outages(Vec<Outage>),
+    History(HashMap<EndpointKey, Vec<(AttemptOutcome, OffsetDateTime)>>),
+}
+
+pub(crate) type Outage = (Slot, EndpointKey, TenantKey, OffsetDateTime);
+
+/// A state of an endpoint that is to be stored.
+#[derive(Debug, Clone)]
+pub(crate) struct Saved {
+    pub(crate) owner: Ownership,
+    pub(crate) endpoint: EndpointKey,
+    pub(crate) runtime: Runtime,
 }
 
 /// What a statement took from its snapshot.
@@ -181,6 +240,10 @@ enum Snapshot {
         rows: Vec<(Uuid, u64)>,
     },
     Owned(bool),
+    Reviving {
+        fenced: bool,
+        picked: Vec<Uuid>,
+    },
 }
 
 type View = Rc<BTreeMap<Uuid, Live>>;
@@ -193,6 +256,9 @@ pub(crate) struct Execution {
     shares: Option<Incarnation>,
     excludes: Vec<Incarnation>,
     updates: Option<Incarnation>,
+    /// `now()`: when its snapshot was taken.
+    began: OffsetDateTime,
+    /// `clock_timestamp()`: when it had its locks.
     at: OffsetDateTime,
 }
 
@@ -211,6 +277,13 @@ pub(crate) struct Store {
     pub(crate) finals: BTreeMap<Uuid, Final>,
     pub(crate) endpoints: BTreeMap<EndpointKey, Endpoint>,
     pub(crate) commands: BTreeMap<i64, Command>,
+    pub(crate) runtime: BTreeMap<EndpointKey, Runtime>,
+    pub(crate) dead_letters: BTreeMap<Uuid, DeadLetter>,
+    pub(crate) attempts: Vec<Attempt>,
+    /// Requests charged to the deliveries of an event.
+    charged: BTreeMap<Uuid, u16>,
+    /// Dead letters that were made live again.
+    pub(crate) revived: u64,
     /// Attempts whose record changed something: delivery, number.
     pub(crate) applied: BTreeSet<(Uuid, u16)>,
     pub(crate) violations: Vec<Violation>,
@@ -240,6 +313,11 @@ impl Store {
             finals: BTreeMap::new(),
             endpoints: BTreeMap::new(),
             commands: BTreeMap::new(),
+            runtime: BTreeMap::new(),
+            dead_letters: BTreeMap::new(),
+            attempts: Vec::new(),
+            charged: BTreeMap::new(),
+            revived: 0,
             applied: BTreeSet::new(),
             violations: Vec::new(),
             ttl,
@@ -261,12 +339,16 @@ impl Store {
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
         };
+        let enabled_again = !is_enabled(endpoint) && to == EndpointState::Enabled;
         if !is_enabled(endpoint) {
             endpoint.off_until = Some(now);
         }
         endpoint.state = to;
         endpoint.version += 1;
         let (slot, tenant) = (endpoint.slot, endpoint.tenant);
+        if enabled_again {
+            self.start_with_probe(key, now);
+        }
         self.command(slot, tenant, key, Verb::Reload);
     }
 
@@ -324,9 +406,9 @@ fn answer_row(want: usize, row: &Live, due_by: OffsetDateTime) -> Row {
         tenant: row.tenant,
         attempts_made: row.made,
         attempts_charged: row.charged,
-        kind: Kind::Live,
+        kind: row.kind,
         due_at: row.due,
-        first_at: None,
+        first_at: row.first_at,
         event: due.then(|| ("model.event".to_owned(), vec![b'x'; row.bytes], None)),
     }
 }

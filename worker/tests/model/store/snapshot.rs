@@ -12,7 +12,7 @@ use worker::job::Ownership;
 use worker::scheduler::{Found, LoadRequest};
 
 use super::{
-    Answer, CLOSE_LIMIT, Live, Outcome, SLOTS, SlotRow, Snapshot, Statement, Store, View,
+    Answer, CLOSE_LIMIT, Endpoint, Live, Outcome, SLOTS, SlotRow, Snapshot, Statement, Store, View,
     answer_row, is_enabled, ran_out,
 };
 use crate::check::Mutation;
@@ -31,11 +31,12 @@ impl Store {
             }
             Statement::Scan(slots) => Snapshot::Answer(Answer::Found(self.scan(slots))),
             Statement::Configs(keys) => {
-                let found = keys
-                    .iter()
-                    .filter_map(|key| self.endpoints.get(key))
-                    .cloned();
-                Snapshot::Answer(Answer::Endpoints(found.collect()))
+                let found = keys.iter().filter_map(|key| self.endpoints.get(key));
+                let with_runtime = |endpoint: &Endpoint| {
+                    let runtime = self.runtime.get(&endpoint.key).cloned();
+                    (endpoint.clone(), runtime.unwrap_or_default())
+                };
+                Snapshot::Answer(Answer::Endpoints(found.map(with_runtime).collect()))
             }
             Statement::Load {
                 wants,
@@ -80,6 +81,17 @@ impl Store {
                 older_than,
                 except,
             } => self.expiring(*owner, *endpoint, (*older_than, except)),
+            Statement::Revive {
+                owner,
+                endpoint,
+                window,
+                ids,
+            } => self.reviving(*owner, *endpoint, (window, ids.len())),
+            Statement::Outages(slots, taken_at) => {
+                Snapshot::Answer(Answer::Outages(self.outages(slots, *taken_at)))
+            }
+            Statement::Awake(slots) => Snapshot::Answer(Answer::Awake(self.awake_in(slots))),
+            Statement::History(keys) => Snapshot::Answer(Answer::History(self.history(keys))),
             Statement::MakeDue(me, id, _) => {
                 let slot = self.live.get(id).map(|row| row.slot);
                 let mine = |slot: Slot| self.slot(slot).owner == Some(*me);

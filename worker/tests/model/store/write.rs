@@ -7,14 +7,14 @@ use shared::domain::delivery::{CloseReason, DeadLetterClass};
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{Epoch, Incarnation, Slot};
 use shared::policy::decide::Decision;
-use shared::store::slots::Taken;
+use shared::store::slots::{Handed, Taken};
 use time::OffsetDateTime;
 use uuid::Uuid;
 use worker::job::Ownership;
 
 use super::{
-    Answer, Endpoint, Execution, Final, Live, Outcome, SlotRow, Snapshot, Statement, Store, View,
-    Worker, final_of, is_enabled, short,
+    Answer, Endpoint, Execution, Final, Live, Outcome, Snapshot, Statement, Store, View, Worker,
+    final_of, is_enabled, short,
 };
 use crate::check::{Invariant, Mutation, Violation};
 
@@ -29,7 +29,7 @@ impl Store {
             (_, Snapshot::Answer(answer)) => answer,
             (Statement::Record(me, outcomes), Snapshot::Record { fenced, found }) => {
                 let locked = run.shares == Some(*me);
-                self.record(outcomes, &fenced, &found, locked)
+                self.record(outcomes, (&fenced, &found), locked, run.began)
             }
             (Statement::DeclareDead(me), Snapshot::Dying { live, .. }) => {
                 self.bury(*me, &run.excludes, live)
@@ -47,7 +47,23 @@ impl Store {
             }
             (Statement::Expire { owner, .. }, Snapshot::Closing { fenced, rows }) => {
                 let fenced = fenced && run.shares.is_some();
-                self.expire(*owner, (fenced, &rows))
+                self.expire(*owner, (fenced, &rows), run.began)
+            }
+            (
+                Statement::Revive {
+                    owner,
+                    endpoint,
+                    ids,
+                    ..
+                },
+                Snapshot::Reviving { fenced, picked },
+            ) => {
+                let fenced = fenced && run.shares.is_some();
+                self.make_live(*owner, *endpoint, (fenced, &picked), ids)
+            }
+            (Statement::Save(_, states), _) => {
+                self.save(states, run.shares.is_some());
+                Answer::Done
             }
             (Statement::MakeDue(_, id, at), Snapshot::Owned(mine)) => {
                 if mine && run.shares.is_some() {
@@ -92,7 +108,7 @@ impl Store {
                 Answer::Done
             }
             Statement::Reclaim(me, slots) => self.reclaim(*me, slots, at),
-            Statement::Release(me, slots, _) => self.release(*me, slots),
+            Statement::Release(me, slots, handed) => self.release(*me, slots, handed),
             Statement::Leave(me) => {
                 self.workers.remove(me);
                 Answer::Done
@@ -128,64 +144,58 @@ impl Store {
     pub(super) fn record(
         &mut self,
         outcomes: &[Outcome],
-        fenced: &[bool],
-        found: &[Option<u64>],
+        (fenced, found): (&[bool], &[Option<u64>]),
         locked: bool,
+        now: OffsetDateTime,
     ) -> Answer {
         let mut applied = Vec::new();
         let unfenced = self.is_unfenced();
         for ((outcome, fenced), found) in outcomes.iter().zip(fenced).zip(found) {
-            if !fenced || !(locked || unfenced) {
-                continue;
-            }
+            let fenced_in = *fenced && (locked || unfenced);
             let row = self.live.get(&outcome.delivery).cloned();
-            let hit = found.is_some() && row.as_ref().map(|row| row.version) == *found;
-            let again = self.applied.contains(&(outcome.delivery, outcome.made));
-            let counts = hit || (again && self.mutation == Mutation::RecordsRepeat);
-            if !counts {
+            let hit = fenced_in && found.is_some() && row.as_ref().map(|row| row.version) == *found;
+            self.keep_attempt(outcome, hit);
+            if !fenced_in {
                 continue;
             }
+            let again = self.applied.contains(&(outcome.delivery, outcome.made));
             if let Some(row) = row.filter(|_| hit) {
                 self.live.remove(&row.id);
                 self.check_fence("a record", outcome.owner, row.id);
                 self.applied.insert((row.id, outcome.made));
-                self.follow(&row, outcome);
+                self.follow(&row, outcome, now);
                 applied.push(row.id);
+            } else if !(again && self.mutation == Mutation::RecordsRepeat) {
             } else if let Decision::RetryAt(_) = outcome.decision {
                 // Only the mutation comes here: the outcome counts although its row is gone.
                 let text = format!("the outcome of {} counts twice", short(outcome.delivery));
-                self.violations.push(Violation {
-                    invariant: Invariant::Final,
-                    text,
-                });
-            } else if let Some(text) = self.end(outcome.delivery, final_of(outcome.decision)) {
-                self.violations.push(Violation {
-                    invariant: Invariant::Final,
-                    text,
-                });
+                self.broken(Invariant::Final, text);
+            } else {
+                self.ends(outcome.delivery, final_of(outcome.decision));
             }
         }
         Answer::Applied(applied)
     }
 
     /// Where a delivery goes after an applied record.
-    pub(super) fn follow(&mut self, row: &Live, outcome: &Outcome) {
-        if let Decision::RetryAt(at) = outcome.decision {
-            let (made, charged) = (outcome.made, outcome.charged);
-            let row = Live {
-                made,
-                charged,
-                due: Some(at),
-                version: 0,
-                ..row.clone()
-            };
-            self.insert_live(row);
-        } else if let Some(text) = self.end(row.id, final_of(outcome.decision)) {
-            self.violations.push(Violation {
-                invariant: Invariant::Final,
-                text,
-            });
+    pub(super) fn follow(&mut self, row: &Live, outcome: &Outcome, now: OffsetDateTime) {
+        self.charge(row, outcome);
+        match outcome.decision {
+            Decision::RetryAt(at) => {
+                let row = Live {
+                    made: outcome.made,
+                    charged: outcome.charged,
+                    due: Some(at),
+                    first_at: row.first_at.or(outcome.started_at).or(Some(now)),
+                    version: 0,
+                    ..row.clone()
+                };
+                return self.insert_live(row);
+            }
+            Decision::DeadLetter(class) => self.bury_letter(row, class, now),
+            _ => {}
         }
+        self.ends(row.id, final_of(outcome.decision));
     }
 
     pub(crate) fn insert_live(&mut self, mut row: Live) {
@@ -194,10 +204,7 @@ impl Store {
         let twice = self.live.contains_key(&row.id) || self.finals.contains_key(&row.id);
         if twice {
             let text = format!("{} is live although it is in another place", short(row.id));
-            self.violations.push(Violation {
-                invariant: Invariant::Final,
-                text,
-            });
+            self.broken(Invariant::Final, text);
         }
         self.live.insert(row.id, row);
     }
@@ -212,6 +219,17 @@ impl Store {
         problem.then(|| format!("{} becomes {to:?}, was {before:?}, live: {live}", short(id)))
     }
 
+    /// The same of a statement, where a problem is a violation.
+    fn ends(&mut self, id: Uuid, to: Option<Final>) {
+        if let Some(text) = self.end(id, to) {
+            self.broken(Invariant::Final, text);
+        }
+    }
+
+    pub(super) fn broken(&mut self, invariant: Invariant, text: String) {
+        self.violations.push(Violation { invariant, text });
+    }
+
     pub(super) fn check_fence(&mut self, what: &str, owner: Ownership, id: Uuid) {
         if !self.owns(owner) {
             let row = self.slot(owner.slot);
@@ -219,10 +237,7 @@ impl Store {
                 "{what} of a stale owner {owner:?} changed {}; {row:?}",
                 short(id)
             );
-            self.violations.push(Violation {
-                invariant: Invariant::Fence,
-                text,
-            });
+            self.broken(Invariant::Fence, text);
         }
     }
 
@@ -253,9 +268,13 @@ impl Store {
             let seems_free = blind && row.owner.is_none_or(|owner| !workers.contains(&owner));
             if row.epoch == *epoch || seems_free {
                 let clean = row.epoch == Epoch(0) || row.released == Some(row.epoch);
-                taken.push(taken_by(me, (*slot, row), clean, now));
+                taken.push((*slot, clean));
             }
         }
+        let taken: Vec<Taken> = taken
+            .into_iter()
+            .map(|(slot, clean)| self.taken_by(me, (slot, clean), now))
+            .collect();
         if let Some(view) = self.at_death.remove(&me) {
             let views = taken
                 .iter()
@@ -270,18 +289,45 @@ impl Store {
         for (slot, epoch) in slots {
             let row = self.slot_mut(*slot);
             if row.owner == Some(me) && row.epoch == *epoch {
-                taken.push(taken_by(me, (*slot, row), false, now));
+                taken.push(self.taken_by(me, (*slot, false), now));
             }
         }
         Answer::Taken(taken)
     }
 
-    fn release(&mut self, me: Incarnation, slots: &[(Slot, Epoch)]) -> Answer {
+    /// A slot changes hands.
+    fn taken_by(
+        &mut self,
+        me: Incarnation,
+        (slot, clean): (Slot, bool),
+        now: OffsetDateTime,
+    ) -> Taken {
+        let mutation = self.mutation;
+        let row = self.slot_mut(slot);
+        row.owner = Some(me);
+        row.epoch = Epoch(row.epoch.0 + 1);
+        if !clean && mutation != Mutation::FullAfterCrash {
+            row.emptied_at = Some(now);
+        }
+        Taken {
+            slot,
+            epoch: row.epoch,
+            clean: clean || mutation == Mutation::AlwaysClean,
+            at: now,
+            emptied_at: row.emptied_at,
+        }
+    }
+
+    fn release(&mut self, me: Incarnation, slots: &[(Slot, Epoch)], handed: &[Handed]) -> Answer {
         for (slot, epoch) in slots {
             let row = self.slot_mut(*slot);
             if row.owner == Some(me) && row.epoch == *epoch {
                 row.owner = None;
                 row.released = Some(*epoch);
+                let of_it = handed
+                    .iter()
+                    .filter(|it| (it.slot, it.epoch) == (*slot, *epoch));
+                self.hand_over(of_it);
             }
         }
         Answer::Done
@@ -318,41 +364,33 @@ impl Store {
             });
             if off.is_none_or(|off| off < row.since) {
                 let text = format!("{} was closed: {reason:?}, though enabled", short(*id));
-                self.violations.push(Violation {
-                    invariant: Invariant::Closed,
-                    text,
-                });
+                self.broken(Invariant::Closed, text);
             }
-            if let Some(text) = self.end(*id, Some(Final::Closed(reason))) {
-                self.violations.push(Violation {
-                    invariant: Invariant::Final,
-                    text,
-                });
-            }
+            self.ends(*id, Some(Final::Closed(reason)));
             closed += 1;
         }
         Answer::Closed(Some(closed))
     }
 
-    fn expire(&mut self, owner: Ownership, (fenced, rows): (bool, &[(Uuid, u64)])) -> Answer {
+    fn expire(
+        &mut self,
+        owner: Ownership,
+        (fenced, rows): (bool, &[(Uuid, u64)]),
+        now: OffsetDateTime,
+    ) -> Answer {
         if !fenced {
             return Answer::Closed(None);
         }
         let mut expired = 0;
         for (id, version) in rows {
             let as_it_was = |row: &&Live| row.version == *version;
-            if self.live.get(id).filter(as_it_was).is_none() {
+            let Some(row) = self.live.get(id).filter(as_it_was).cloned() else {
                 continue;
-            }
+            };
             self.live.remove(id);
             self.check_fence("an expiry", owner, *id);
-            let to = Final::Dead(DeadLetterClass::Expired);
-            if let Some(text) = self.end(*id, Some(to)) {
-                self.violations.push(Violation {
-                    invariant: Invariant::Final,
-                    text,
-                });
-            }
+            self.bury_letter(&row, DeadLetterClass::Expired, now);
+            self.ends(*id, Some(Final::Dead(DeadLetterClass::Expired)));
             expired += 1;
         }
         Answer::Closed(Some(expired))
@@ -368,26 +406,5 @@ impl Store {
             row.due = Some(at);
             row.version = self.versions;
         }
-    }
-}
-
-/// A slot changes hands.
-fn taken_by(
-    me: Incarnation,
-    (slot, row): (Slot, &mut SlotRow),
-    clean: bool,
-    now: OffsetDateTime,
-) -> Taken {
-    row.owner = Some(me);
-    row.epoch = Epoch(row.epoch.0 + 1);
-    if !clean {
-        row.emptied_at = Some(now);
-    }
-    Taken {
-        slot,
-        epoch: row.epoch,
-        clean,
-        at: now,
-        emptied_at: row.emptied_at,
     }
 }
