@@ -31,6 +31,8 @@ pub(crate) enum Invariant {
     Replay,
     /// Receivers are well, and a breaker stays open or a recovery does not end.
     Wedged,
+    /// The rows of a key go one after the other, in the order in which they were accepted.
+    Order,
     /// The code under test panicked.
     Panic,
 }
@@ -73,6 +75,8 @@ pub(crate) enum Mutation {
     NoComparison,
     /// Closing does not ask whether the endpoint is enabled again.
     BlindClosing,
+    /// A row that waits for its retry lets those behind it go.
+    NotHeads,
     /// A bucket is full after its owner died.
     FullAfterCrash,
     /// The positions of buckets are not stored when a slot is handed over.

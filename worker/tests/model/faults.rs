@@ -2,11 +2,13 @@
 
 use shared::domain::delivery::{CloseReason, Kind};
 use shared::domain::endpoint::EndpointState;
+use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Slot, lower_bound};
 use shared::store::commands::Verb;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use crate::order::is_ordered;
 use crate::policy::RATE_LIMITS;
 use crate::receiver::Mood;
 use crate::store::{Endpoint, Final, Live, is_enabled, short};
@@ -64,6 +66,8 @@ impl World {
     }
 
     fn row(&mut self, endpoint: &Endpoint) -> Live {
+        let in_line = is_ordered(endpoint.key) && self.chance.happens(800);
+        let key = i64::try_from(self.chance.below(4)).unwrap() - 2;
         let id = self.new_id(self.database_time());
         Live {
             id,
@@ -74,6 +78,7 @@ impl World {
             made: 0,
             charged: 0,
             due: None,
+            order: in_line.then_some((OrderKey(key), 0)),
             kind: Kind::Live,
             first_at: None,
             bytes: usize::try_from(self.chance.between(1, 400)).unwrap(),

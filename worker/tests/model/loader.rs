@@ -8,14 +8,16 @@ use shared::domain::attempt::Outcome;
 use shared::domain::endpoint::{Backoff, BreakerSettings, EndpointSettings};
 use shared::ids::{EndpointId, EndpointKey, Epoch, Slot, TenantKey, lower_bound};
 use shared::store::endpoint_runtime::Runtime;
-use shared::store::queue::Row;
+use shared::store::queue::{Lines, Row};
 use time::OffsetDateTime;
 use uuid::Uuid;
 use worker::endpoint_config::{EndpointConfig, SharedConfig, Target};
+use worker::lines;
 use worker::loader::{Known, Question, Revive, answers, failure, wants};
 use worker::scheduler::{Found, Input, LoadRequest};
 
 use crate::check::Mutation;
+use crate::order::is_ordered;
 use crate::store::{Answer, Endpoint, Statement};
 use crate::worker::Task;
 use crate::world::{CallId, Event, MILLI, Micros, SECOND, World};
@@ -40,6 +42,7 @@ pub(crate) struct LoaderLoop {
     configs: Option<HashMap<EndpointKey, SharedConfig>>,
     /// The rows of a load that still waits for attempts, the endpoints of a scan for those that are awake.
     rows: Option<(Vec<Row>, Vec<Row>)>,
+    lines: Option<Lines>,
     found: Option<Vec<Found>>,
     due_by: Option<OffsetDateTime>,
     pausing: bool,
@@ -158,13 +161,20 @@ impl World {
             }
             (Question::Load(requests), Some(Answer::Rows(ready, retry))) => {
                 self.loader(index, task).rows = Some((ready, retry));
-                let asked = requests.iter().filter(|request| request.history);
-                let asked: Vec<_> = asked.map(|request| request.endpoint).collect();
-                if !asked.is_empty() {
-                    self.loader(index, task).current = Some(Question::Load(requests));
-                    return self.loader_asks(index, task, Statement::History(asked));
+                if requests.iter().any(|request| request.lines.is_some()) {
+                    return self.ask_lines(index, task, requests);
                 }
-                self.answers(index, task, &requests, HashMap::new())
+                match self.ask_history(index, task, requests) {
+                    Some(requests) => self.answers(index, task, &requests, HashMap::new()),
+                    None => return,
+                }
+            }
+            (Question::Load(requests), Some(Answer::Lines(lines))) => {
+                self.loader(index, task).lines = Some(lines);
+                match self.ask_history(index, task, requests) {
+                    Some(requests) => self.answers(index, task, &requests, HashMap::new()),
+                    None => return,
+                }
             }
             (Question::Load(requests), Some(Answer::History(history))) => {
                 self.answers(index, task, &requests, history)
@@ -185,8 +195,40 @@ impl World {
         let loader = self.loader(index, task);
         let configs = loader.configs.take().unwrap_or_default();
         let rows = loader.rows.take().unwrap_or_default();
+        let in_line = loader.lines.take().unwrap_or_default();
         let now = loader.due_by.unwrap();
-        Input::Loaded(answers(requests, Known { configs, history }, rows, now))
+        let (asked, _) = lines::wants(requests, &configs);
+        let mut answers = answers(requests, Known { configs, history }, rows, now);
+        lines::hand_out(&mut answers, requests, (&asked, in_line), now);
+        Input::Loaded(answers)
+    }
+
+    /// Heads of lines come in a later statement than the other rows.
+    fn ask_lines(&mut self, index: usize, task: Task, requests: Vec<LoadRequest>) {
+        let loader = self.loader(index, task);
+        let none = HashMap::new();
+        let configs = loader.configs.as_ref().unwrap_or(&none);
+        let (_, wants) = lines::wants(&requests, configs);
+        let due_by = loader.due_by.unwrap();
+        loader.current = Some(Question::Load(requests));
+        self.loader_asks(index, task, Statement::Lines { wants, due_by });
+    }
+
+    /// Attempts come last; gives the requests back if none are wanted.
+    fn ask_history(
+        &mut self,
+        index: usize,
+        task: Task,
+        requests: Vec<LoadRequest>,
+    ) -> Option<Vec<LoadRequest>> {
+        let asked = requests.iter().filter(|request| request.history);
+        let asked: Vec<_> = asked.map(|request| request.endpoint).collect();
+        if asked.is_empty() {
+            return Some(requests);
+        }
+        self.loader(index, task).current = Some(Question::Load(requests));
+        self.loader_asks(index, task, Statement::History(asked));
+        None
     }
 
     /// Rows were found; who must be looked after without any comes in a later statement.
@@ -233,6 +275,7 @@ impl World {
         let loader = self.loader(index, task);
         loader.configs = Some(configs.collect());
         loader.rows = None;
+        loader.lines = None;
         loader.due_by = Some(now);
         loader.current = Some(Question::Load(requests.clone()));
         let statement = Statement::Load {
@@ -303,7 +346,7 @@ fn config(endpoint: &Endpoint, runtime: &Runtime) -> EndpointConfig {
         version: endpoint.version,
         state: endpoint.state,
         settings,
-        ordered: false,
+        ordered: is_ordered(endpoint.key),
         runtime: runtime.clone(),
         locked: false,
         target: Target {

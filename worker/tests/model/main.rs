@@ -24,6 +24,7 @@ mod commands;
 mod faults;
 mod lease;
 mod loader;
+mod order;
 mod policy;
 mod receiver;
 mod recorder;
@@ -129,7 +130,7 @@ fn caught(mutation: Mutation, within: u64) -> Option<Failure> {
 
 #[test]
 fn every_mutation_is_noticed() {
-    let cases: [(Mutation, &[Invariant]); 10] = [
+    let cases: [(Mutation, &[Invariant]); 11] = [
         (Mutation::NoFence, &[Invariant::Fence]),
         (Mutation::SnapshotFence, &[Invariant::Fence]),
         (Mutation::StaleLoads, &[Invariant::Repeated]),
@@ -139,10 +140,11 @@ fn every_mutation_is_noticed() {
         (Mutation::DeathDoesNotWait, &[Invariant::Fence]),
         (
             Mutation::BlindTakeOver,
-            &[Invariant::Repeated, Invariant::Fence],
+            &[Invariant::Repeated, Invariant::Fence, Invariant::Rate],
         ),
         (Mutation::NoComparison, &[Invariant::Lost]),
         (Mutation::BlindClosing, &[Invariant::Closed]),
+        (Mutation::NotHeads, &[Invariant::Order]),
     ];
     for (mutation, expected) in cases {
         let Some(failure) = caught(mutation, MUTATED_SEEDS) else {

@@ -80,6 +80,7 @@ impl World {
         self.check_lease(process, &job);
         self.check_permits(life, &job);
         self.check_repetition(life, key, &job);
+        self.check_order(&job);
         let (endpoint, event) = (job.endpoint.key, job.row.event_id);
         let flight = Flight {
             life,

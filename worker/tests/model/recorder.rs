@@ -20,6 +20,7 @@ pub(crate) struct RecorderLoop {
     pub(crate) queue: VecDeque<Record>,
     /// Since when the batch at hand is tried.
     pub(crate) since: Option<Micros>,
+    /// By life, and whether their rows stand in a line: one statement each.
     lives: VecDeque<(Incarnation, Vec<Record>)>,
     asked: CallId,
     stage: Stage,
@@ -51,7 +52,10 @@ impl World {
         recorder.since = Some(now);
         for record in recorder.queue.drain(..) {
             let life = record.owner.incarnation;
-            match recorder.lives.iter_mut().find(|(other, _)| *other == life) {
+            let alike = |(other, records): &&mut (Incarnation, Vec<Record>)| {
+                *other == life && records.iter().all(|it| it.in_line == record.in_line)
+            };
+            match recorder.lives.iter_mut().find(alike) {
                 Some((_, records)) => records.push(record),
                 None => recorder.lives.push_back((life, vec![record])),
             }

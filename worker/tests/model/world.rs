@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use crate::chance::Chance;
 use crate::check::{Invariant, Mutation, Violation};
+use crate::order::Furthest;
 use crate::policy::{Policy, RATE_LIMITS};
 use crate::receiver::{Flight, FlightKey, Mood, Sends};
 use crate::store::{Answer, Endpoint, Execution, Final, Live, SLOTS, Statement, Store, short};
@@ -92,6 +93,8 @@ pub(crate) struct Counts {
     pub(crate) steps: u64,
     pub(crate) deliveries: u64,
     pub(crate) sends: u64,
+    /// Of these, rows that stood in a line.
+    pub(crate) in_line: u64,
     pub(crate) repeated: u64,
     pub(crate) crashes: u64,
     pub(crate) pauses: u64,
@@ -113,6 +116,7 @@ impl Counts {
         self.steps += other.steps;
         self.deliveries += other.deliveries;
         self.sends += other.sends;
+        self.in_line += other.in_line;
         self.repeated += other.repeated;
         self.crashes += other.crashes;
         self.pauses += other.pauses;
@@ -137,6 +141,7 @@ pub(crate) struct World {
     pub(crate) calls: BTreeMap<CallId, Call>,
     pub(crate) flights: BTreeMap<FlightKey, Flight>,
     pub(crate) sends: Sends,
+    pub(crate) furthest: Furthest,
     pub(crate) moods: BTreeMap<EndpointKey, Mood>,
     pub(crate) poison: BTreeSet<Uuid>,
     /// Events that their receiver fails on, whatever its mood.
@@ -171,6 +176,7 @@ impl World {
             calls: BTreeMap::new(),
             flights: BTreeMap::new(),
             sends: Sends::default(),
+            furthest: Furthest::new(),
             moods: BTreeMap::new(),
             poison: BTreeSet::new(),
             cursed: BTreeSet::new(),

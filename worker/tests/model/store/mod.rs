@@ -11,6 +11,7 @@
 //!   renewal; who waited finds the row gone.
 
 mod life;
+mod lines;
 mod policy;
 mod snapshot;
 mod write;
@@ -21,11 +22,12 @@ use std::rc::Rc;
 use shared::domain::attempt::Outcome as AttemptOutcome;
 use shared::domain::delivery::{CloseReason, DeadLetterClass, Kind};
 use shared::domain::endpoint::{EndpointState, RateLimit};
+use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use shared::policy::decide::Decision;
 use shared::store::commands::{Command, Verb};
 use shared::store::endpoint_runtime::{Recovery, Runtime};
-use shared::store::queue::{Row, Want};
+use shared::store::queue::{LineWant, Lines, Row, Want};
 use shared::store::slots::{Census, Handed, Taken};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -56,7 +58,7 @@ pub(crate) struct SlotRow {
     pub(crate) emptied_at: Option<OffsetDateTime>,
 }
 
-/// A row of `ready` (no due time) or `retry`.
+/// A row of `ready` (no due time) or `retry`; of `ready_ordered`, if it stands in a line.
 #[derive(Debug, Clone)]
 pub(crate) struct Live {
     pub(crate) id: Uuid,
@@ -67,6 +69,8 @@ pub(crate) struct Live {
     pub(crate) made: u16,
     pub(crate) charged: u16,
     pub(crate) due: Option<OffsetDateTime>,
+    /// The line that it stands in, and its place there; 0: drawn when it is stored.
+    pub(crate) order: Option<(OrderKey, i64)>,
     pub(crate) bytes: usize,
     pub(crate) kind: Kind,
     pub(crate) first_at: Option<OffsetDateTime>,
@@ -155,6 +159,10 @@ pub(crate) enum Statement {
         requests: Vec<LoadRequest>,
         due_by: OffsetDateTime,
     },
+    Lines {
+        wants: Vec<LineWant>,
+        due_by: OffsetDateTime,
+    },
     Close {
         owner: Ownership,
         endpoint: EndpointKey,
@@ -195,6 +203,7 @@ pub(crate) enum Answer {
     /// Records that changed something.
     Applied(Vec<Uuid>),
     Rows(Vec<Row>, Vec<Row>),
+    Lines(Lines),
     /// How many were closed; `None`: not the owner, or the endpoint is enabled.
     Closed(Option<usize>),
     Commands(Vec<Command>),
@@ -284,6 +293,8 @@ pub(crate) struct Store {
     charged: BTreeMap<Uuid, u16>,
     /// Dead letters that were made live again.
     pub(crate) revived: u64,
+    /// Where each delivery that stood in a line stood.
+    pub(crate) places: BTreeMap<Uuid, (OrderKey, i64)>,
     /// Attempts whose record changed something: delivery, number.
     pub(crate) applied: BTreeSet<(Uuid, u16)>,
     pub(crate) violations: Vec<Violation>,
@@ -318,6 +329,7 @@ impl Store {
             attempts: Vec::new(),
             charged: BTreeMap::new(),
             revived: 0,
+            places: BTreeMap::new(),
             applied: BTreeSet::new(),
             violations: Vec::new(),
             ttl,

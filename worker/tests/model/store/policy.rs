@@ -226,6 +226,8 @@ impl Store {
                 charged: 0,
                 due: None,
                 first_at: None,
+                // To the end of its line.
+                order: letter.row.order.map(|(key, _)| (key, 0)),
                 ..letter.row.clone()
             };
             self.revived += 1;

@@ -43,6 +43,7 @@ impl Store {
                 requests,
                 due_by,
             } => Snapshot::Answer(self.load(wants, requests, *due_by)),
+            Statement::Lines { wants, due_by } => Snapshot::Answer(self.lines(wants, *due_by)),
             Statement::Commands(slots) => {
                 let all = self
                     .commands
@@ -195,6 +196,10 @@ impl Store {
                 awake: false,
                 lines: false,
             });
+            if row.order.is_some() {
+                entry.lines = true;
+                continue;
+            }
             entry.ready |= row.due.is_none();
             entry.next_due = match (entry.next_due, row.due) {
                 (Some(a), Some(b)) => Some(a.min(b)),
@@ -220,7 +225,7 @@ impl Store {
             let view = older.unwrap_or(&self.live);
             let mut rows: Vec<&Live> = view
                 .values()
-                .filter(|row| row.endpoint == want.endpoint)
+                .filter(|row| row.endpoint == want.endpoint && row.order.is_none())
                 .collect();
             rows.sort_by_key(|row| (row.due, row.id));
             let answer = |row: &&Live| answer_row(number, row, due_by);

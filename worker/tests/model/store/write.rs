@@ -201,6 +201,11 @@ impl Store {
     pub(crate) fn insert_live(&mut self, mut row: Live) {
         self.versions += 1;
         row.version = self.versions;
+        // Under the lock of its key, to the end of the commit.
+        if let Some((_, place @ 0)) = &mut row.order {
+            *place = i64::try_from(self.versions).unwrap();
+        }
+        self.places.extend(row.order.map(|order| (row.id, order)));
         let twice = self.live.contains_key(&row.id) || self.finals.contains_key(&row.id);
         if twice {
             let text = format!("{} is live although it is in another place", short(row.id));
