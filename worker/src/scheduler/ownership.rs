@@ -7,6 +7,7 @@ use shared::ids::{Epoch, Slot};
 use shared::runtime::clock::BootTime;
 use uuid::Uuid;
 
+use super::endpoint::Endpoint;
 use super::slots::{HandedOver, Taken};
 use super::{Now, Scheduler, size};
 
@@ -25,9 +26,28 @@ impl Scheduler {
             self.slots.acquire(taken.slot, taken.how, now.boot);
         }
         self.suspects = suspects.into_iter().collect();
+        self.set_suspects_aside(now);
         // They were on their way here when the shutdown began.
         if self.draining {
             self.leave(usize::MAX, now);
+        }
+    }
+
+    /// What has become suspect while it waited for its turn goes with the other suspects, alone.
+    fn set_suspects_aside(&mut self, now: Now) {
+        let (endpoints, suspects) = (&self.endpoints, &self.suspects);
+        let waits = |found: &Endpoint| {
+            found
+                .lanes
+                .iter()
+                .any(|(it, _)| suspects.contains_key(&it.id))
+        };
+        let found = endpoints.iter().filter(|(_, found)| waits(found));
+        let mut keys: Vec<_> = found.map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        for key in keys {
+            self.unload(key, now);
+            self.consider(key, now);
         }
     }
 

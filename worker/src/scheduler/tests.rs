@@ -718,6 +718,26 @@ fn a_suspect_keeps_to_the_limit_of_its_endpoint_and_is_not_lost_by_waiting() {
 }
 
 #[test]
+fn what_becomes_suspect_while_it_waits_goes_alone_as_well() {
+    let mut bench = Bench::with_permits(2);
+    bench.load(vec![row(id(1)), row(id(2)), row(id(3))]);
+    bench.take(Slot(9), EPOCH, &[(id(2), 1), (id(3), 1)]);
+    let request = bench.asked();
+    bench.answer(
+        &request,
+        vec![row(id(2)), row(id(3))],
+        EndpointState::Enabled,
+    );
+
+    bench.record(id(1), None);
+    let first = bench.effects();
+    bench.record(id(2), None);
+
+    assert_eq!(sent(&first), [id(2)]);
+    assert_eq!(sent(&bench.effects()), [id(3)]);
+}
+
+#[test]
 fn what_was_on_the_wire_in_three_workers_that_died_is_a_dead_letter() {
     let mut bench = Bench::new();
     bench.take(SLOT, EPOCH, &[(id(1), 2), (id(2), 3)]);
