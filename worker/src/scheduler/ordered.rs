@@ -80,8 +80,7 @@ impl Lines {
             self.hinted();
         }
         if !self.in_use() {
-            self.next.clear();
-            self.more = false;
+            self.nothing_left();
         }
     }
 
@@ -105,12 +104,12 @@ impl Lines {
 
     /// Whether a load would help.
     pub(super) fn wants_load(&self) -> bool {
-        self.more || !self.next.is_empty()
+        self.in_use() && (self.more || !self.next.is_empty())
     }
 
     /// What to ask for, to get `wanted` new rows or some more. `retries`: those that were tried as well.
     pub(super) fn ask(&mut self, wanted: usize, retries: bool, open: bool) -> Option<LinesRequest> {
-        if !self.in_use() || !(retries || self.wants_load()) {
+        if !(self.wants_load() || retries && self.in_use()) {
             return None;
         }
         // Behind an open breaker one row is wanted, to probe with, and any will do: a walk finds it.

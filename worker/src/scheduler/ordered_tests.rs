@@ -300,3 +300,33 @@ fn an_endpoint_that_is_not_ordered_asks_for_lines_only_where_a_scan_saw_some() {
     assert!(left.lines.is_some());
     assert_eq!(sent(&bench.effects()), [id(2)]);
 }
+
+#[test]
+fn an_endpoint_that_turns_out_not_to_be_ordered_is_not_asked_for_lines_any_more() {
+    let mut bench = Bench::new();
+    bench.hint_lines();
+    let unknown = bench.asked();
+    // While it is not known what it is, more comes in.
+    bench.hint_lines();
+    bench.tell(Input::Loaded(vec![LoadedEndpoint {
+        slot: SLOT,
+        epoch: EPOCH,
+        endpoint: ENDPOINT,
+        rows: vec![row(id(1))],
+        more_ready: false,
+        fresh: Vec::new(),
+        more_fresh: false,
+        walked: Some(OrderKey::START),
+        retries_read: false,
+        next_due: None,
+        config: Some(Arc::new(config(ENDPOINT, EndpointState::Enabled))),
+        history: None,
+    }]));
+    let known = bench.asked();
+    bench.answer(&known, vec![], EndpointState::Enabled);
+    bench.record(id(1), None);
+
+    assert!(unknown.lines.is_some());
+    assert!(known.lines.is_none() && known.ready_limit > 0);
+    assert!(loads(&bench.effects()).is_empty());
+}
