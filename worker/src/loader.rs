@@ -111,7 +111,7 @@ pub struct Loader {
     pub clock: Arc<DatabaseClock>,
     /// To open secrets.
     pub keys: Arc<MasterKeys>,
-    /// Beats with each scan.
+    /// How its questions are answered.
     pub pulse: Arc<Pulse>,
 }
 
@@ -124,13 +124,12 @@ impl Loader {
             let answer = match self.answer(&mut connection, &question).await {
                 Ok(answer) => {
                     pause = FIRST_PAUSE;
-                    if matches!(question, Question::Scan(_)) {
-                        self.pulse.beat();
-                    }
+                    self.pulse.answered();
                     answer
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the database did not answer a question of the scheduler");
+                    self.pulse.failed();
                     connection = None;
                     tokio::time::sleep(pause.mul_f64(0.5 + jitter::fraction())).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);

@@ -36,6 +36,8 @@ use crate::transitions::{Changes, Transitions};
 
 /// Inputs that may wait for the engine; senders wait when it is full.
 const INPUTS: usize = 4_096;
+/// Questions that may wait for a loader.
+const QUESTIONS: usize = 4;
 /// Rows in memory; a row without its payload takes some 200 bytes.
 const MOST_LOADED: usize = 50_000;
 /// Payload bytes in memory, what is on the wire not counted.
@@ -117,7 +119,8 @@ struct Parts {
     wake_commands: Arc<Notify>,
     sender: Sender,
     lag: Arc<RecordLag>,
-    pulse: Arc<Pulse>,
+    loads: Arc<Pulse>,
+    scans: Arc<Pulse>,
 }
 
 impl Parts {
@@ -133,7 +136,8 @@ impl Parts {
             wake_commands: Arc::new(Notify::new()),
             sender,
             lag: Arc::new(RecordLag::default()),
-            pulse: Arc::new(Pulse::new()),
+            loads: Arc::default(),
+            scans: Arc::default(),
         }
     }
 
@@ -170,8 +174,8 @@ impl Parts {
         // Room for every permit, so that handing over an outcome never waits for the database.
         let (records, recorded) = mpsc::channel(config.max_in_flight + 1);
         let (releases, released) = mpsc::channel(256);
-        let loads = self.loader(config, 4, &mut core);
-        let scans = self.loader(config, 4, &mut core);
+        let loads = self.loader(config, &self.loads, &mut core);
+        let scans = self.loader(config, &self.scans, &mut core);
         let changes = Arc::new(Changes::default());
         let recorder = Recorder {
             database: self.database.clone(),
@@ -232,17 +236,17 @@ impl Parts {
     fn loader(
         &self,
         config: &Config,
-        room: usize,
+        pulse: &Arc<Pulse>,
         core: &mut JoinSet<&'static str>,
     ) -> mpsc::Sender<Question> {
-        let (ask, questions) = mpsc::channel(room);
+        let (ask, questions) = mpsc::channel(QUESTIONS);
         let loader = Loader {
             database: self.database.clone(),
             questions,
             engine: self.engine.clone(),
             clock: Arc::clone(&self.clock),
             keys: Arc::clone(&config.keys),
-            pulse: Arc::clone(&self.pulse),
+            pulse: Arc::clone(pulse),
         };
         core.spawn(named("loader", loader.run()));
         ask
@@ -271,7 +275,8 @@ fn readiness(
 ) -> impl Fn() -> std::future::Ready<Result<(), String>> + Send + Sync + 'static {
     let clock = Arc::clone(&parts.clock);
     let owned = parts.owned.subscribe();
-    let (lag, pulse) = (Arc::clone(&parts.lag), Arc::clone(&parts.pulse));
+    let (loads, scans) = (Arc::clone(&parts.loads), Arc::clone(&parts.scans));
+    let lag = Arc::clone(&parts.lag);
     move || {
         let (alive, idle) = {
             let owned = owned.borrow();
@@ -280,7 +285,7 @@ fn readiness(
         let renewed = clock.measured_ago().is_some_and(|ago| ago < ttl);
         let problem = if !alive || !renewed {
             "the lease is not renewed: is the database reachable?"
-        } else if !idle && pulse.silent_for() > LONGEST_SILENCE {
+        } else if !idle && scans.silent_for().max(loads.failing_for()) > LONGEST_SILENCE {
             "the queue has not been read for 20 s: is one of its tables locked?"
         } else if lag.lag() > LONGEST_SILENCE {
             "outcomes have not been recorded for 20 s: is one of their tables locked?"

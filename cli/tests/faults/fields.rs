@@ -295,12 +295,13 @@ async fn a_worker_that_stands_still_is_not_ready() {
 }
 
 /// F59: a worker that lives and does not get on says so, whichever of its tables it waits for: that of
-/// the leases, the queue, or the one that it records in.
+/// the leases, the queue, one that it loads from, or the one that it records in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_does_not_get_on_is_not_ready() {
     tokio::join!(
         stuck("workers", "ACCESS EXCLUSIVE"),
         stuck("ready", "ACCESS EXCLUSIVE"),
+        stuck("endpoint_secrets", "ACCESS EXCLUSIVE"),
         stuck("attempts", "SHARE"),
     );
 }
@@ -317,10 +318,18 @@ async fn stuck(table: &str, lock: &str) {
     let sql = world.sql().await;
     let lock = format!("BEGIN; LOCK TABLE {table} IN {lock} MODE");
     sql.batch_execute(&lock).await.unwrap();
-    if table == "attempts" {
+    let locked = boot_time();
+    if ["attempts", "endpoint_secrets"].contains(&table) {
         world.publish(&endpoint).await;
     }
-    ready(addr, false, NOTICED).await;
+    let published = boot_time();
+    let why = eventually(NOTICED, || async {
+        let (status, why) = get(addr, "/health/ready").await?;
+        (status == 503).then_some(why)
+    });
+    let why = why.await;
+    let (waited, noticed) = (published.since(locked), boot_time().since(locked));
+    eprintln!("{table} is locked: published after {waited:?}, after {noticed:?} {why}");
     sql.batch_execute("COMMIT").await.unwrap();
     ready(addr, true, PATIENCE).await;
 }
