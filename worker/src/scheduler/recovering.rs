@@ -199,8 +199,10 @@ fn wanted(endpoint: &Endpoint, now: Now) -> Option<(Recovery, usize)> {
         }
         let began = gate.outage_began().unwrap_or(now.database);
         let window = window(config, began, now);
+        // An outage before this one whose dead letters were still being replayed: they may be all there is.
+        let before = gate.recovery().map(|before| before.from);
         let window = Recovery {
-            from: window.from,
+            from: before.map_or(window.from, |before| before.min(window.from)),
             until: window.until,
             refused: false,
         };
