@@ -53,8 +53,16 @@ pub struct Change {
     pub journal: bool,
 }
 
-/// A request at a journalled endpoint: when (boot-clock nanoseconds), and the status it was answered.
-pub type Arrival = (u64, u16);
+/// A request at a journalled endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrival {
+    /// Boot-clock nanoseconds.
+    pub at_ns: u64,
+    /// What it was answered.
+    pub status: u16,
+    /// The random half of the delivery's id.
+    pub delivery: u64,
+}
 
 /// What an endpoint was asked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,7 +210,11 @@ impl Endpoint {
             }
         }
         if let Some(journal) = &mut self.journal {
-            journal.push((now_ns, status));
+            journal.push(Arrival {
+                at_ns: now_ns,
+                status,
+                delivery: random_half(request.delivery),
+            });
         }
         Verdict {
             status,
@@ -212,6 +224,12 @@ impl Endpoint {
             hang_up: self.answers.hang_up,
         }
     }
+}
+
+/// The half of an id that tells it from the others of its millisecond.
+#[must_use]
+pub fn random_half(id: Id) -> u64 {
+    u64::try_from(id & Id::from(u64::MAX)).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -304,9 +322,12 @@ mod tests {
         ask(&mut endpoints, 1, 3, 3 * SECOND);
 
         let journal = endpoints.arrivals(0..2);
-        assert_eq!(
-            journal,
-            [vec![], vec![(2 * SECOND, 200), (3 * SECOND, 429)]]
-        );
+        let arrival = |at_ns, status, delivery| Arrival {
+            at_ns,
+            status,
+            delivery,
+        };
+        let second = vec![arrival(2 * SECOND, 200, 2), arrival(3 * SECOND, 429, 3)];
+        assert_eq!(journal, [vec![], second]);
     }
 }

@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 
 pub use self::answers::Answers;
 use self::books::{Books, Receipt, Signature};
-pub use self::endpoints::{Arrival, Change, EndpointCounts, Numbers};
+pub use self::endpoints::{Arrival, Change, EndpointCounts, Numbers, random_half};
 use self::endpoints::{Asked, Endpoints, Verdict};
 use self::verify::Keys;
 pub use self::verify::Verify;

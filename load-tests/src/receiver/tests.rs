@@ -171,10 +171,7 @@ async fn an_endpoint_that_is_told_to_limit_answers_429_with_the_time_and_says_wh
         .unwrap();
     assert_eq!(arrivals[0], []);
     assert_eq!(
-        arrivals[1]
-            .iter()
-            .map(|(_, status)| *status)
-            .collect::<Vec<_>>(),
+        arrivals[1].iter().map(|it| it.status).collect::<Vec<_>>(),
         [200, 429]
     );
 }

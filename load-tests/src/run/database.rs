@@ -1,6 +1,6 @@
 //! The database of a scenario: an embedded PostgreSQL that forgets nothing, and its counters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Context as _;
 use shared::embedded_postgres::{EmbeddedPostgres, Options};
@@ -10,6 +10,7 @@ use shared::store::migrate::migrate;
 use tokio_postgres::{Client, NoTls};
 
 use crate::ids::Id;
+use crate::receiver::random_half;
 
 /// The database's name in its cluster.
 const NAME: &str = "postrider_load";
@@ -148,6 +149,21 @@ impl Postgres {
             Some((id, row.get(1)))
         };
         Ok(rows.iter().filter_map(owner).collect())
+    }
+
+    /// When the recorded attempts of each delivery started, in order; nanoseconds of database time.
+    pub(super) async fn starts(&self) -> anyhow::Result<HashMap<u64, Vec<i64>>> {
+        const QUERY: &str = "SELECT delivery_id, (extract(epoch FROM started_at) * 1e6)::int8 * 1000 \
+             FROM attempts ORDER BY started_at";
+        let mut starts: HashMap<u64, Vec<i64>> = HashMap::new();
+        for row in self.client.query(QUERY, &[]).await? {
+            let delivery = row.get::<_, uuid::Uuid>(0).as_u128();
+            starts
+                .entry(random_half(delivery))
+                .or_default()
+                .push(row.get(1));
+        }
+        Ok(starts)
     }
 
     /// Endpoints whose breaker is not closed.

@@ -14,6 +14,7 @@ mod scenario;
 mod scripts;
 mod setup;
 mod stage;
+mod starts;
 mod system;
 mod table;
 

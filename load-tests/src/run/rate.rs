@@ -1,5 +1,7 @@
 //! Checks R1 at the receiver: in any window of t seconds at most rate·t + burst requests.
 
+use std::ops::Range;
+
 /// The limit that was promised.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Promise {
@@ -10,22 +12,44 @@ pub(super) struct Promise {
 }
 
 impl Promise {
-    /// How many requests the worst of all windows has above the promise; negative: none has as many
-    /// as it might. `arrivals_ns` ascend.
+    /// The worst of all windows. `arrivals_ns` ascend.
     ///
     /// The most that any window ending at an arrival has, less rate·t, is 1 more than the most that
     /// the arrival before had, less what the rate allowed since: so one pass sees all windows.
-    pub(super) fn excess(&self, arrivals_ns: &[u64]) -> f64 {
+    pub(super) fn worst(&self, arrivals_ns: &[u64]) -> Worst {
         let jitter = self.jitter_ns as f64 / 1e9 * self.per_second;
-        let (mut level, mut highest, mut last_ns) = (0.0_f64, 0.0_f64, 0);
+        let allowed = self.burst + jitter;
+        let (mut level, mut from_ns, mut last_ns) = (0.0_f64, 0, 0);
+        let mut worst = Worst {
+            excess: -allowed,
+            window: 0..0,
+        };
         for arrived_ns in arrivals_ns {
             let since = arrived_ns.saturating_sub(last_ns) as f64 / 1e9;
-            level = (level - since * self.per_second).max(0.0) + 1.0;
-            highest = highest.max(level);
+            level -= since * self.per_second;
+            if level <= 0.0 {
+                (level, from_ns) = (0.0, *arrived_ns);
+            }
+            level += 1.0;
+            if level - allowed > worst.excess {
+                worst = Worst {
+                    excess: level - allowed,
+                    window: from_ns..*arrived_ns,
+                };
+            }
             last_ns = *arrived_ns;
         }
-        highest - self.burst - jitter
+        worst
     }
+}
+
+/// The window with the most requests above the promise.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Worst {
+    /// Requests above the promise; negative: not even here as many as there might be.
+    pub(super) excess: f64,
+    /// From its first arrival to its last.
+    pub(super) window: Range<u64>,
 }
 
 #[cfg(test)]
@@ -63,8 +87,8 @@ mod tests {
         let mut bad = good.clone();
         bad.insert(60, bad[60]);
 
-        assert!(PROMISE.excess(&good).abs() < 1e-6);
-        assert!((PROMISE.excess(&bad) - 1.0).abs() < 1e-6);
+        assert!(PROMISE.worst(&good).excess.abs() < 1e-6);
+        assert!((PROMISE.worst(&bad).excess - 1.0).abs() < 1e-6);
     }
 
     #[test]
@@ -74,7 +98,10 @@ mod tests {
         let mut series = full_speed(1_000_000_000, 5);
         series.extend(full_speed(6_050_000_000, 5));
 
-        assert!((PROMISE.excess(&series) - 9.0).abs() < 1e-6);
+        let worst = PROMISE.worst(&series);
+        assert!((worst.excess - 9.0).abs() < 1e-6);
+        assert_eq!(worst.window.start, 1_000_000_000);
+        assert!(worst.window.end >= 6_050_000_000);
     }
 
     #[test]
@@ -83,8 +110,8 @@ mod tests {
         series.extend(full_speed(60_000_000_000, 1));
         let with_eleven = [series.as_slice(), &[61_000_000_000]].concat();
 
-        assert!(PROMISE.excess(&series) <= 1e-6);
-        assert!((PROMISE.excess(&with_eleven) - 1.0).abs() < 1e-6);
+        assert!(PROMISE.worst(&series).excess <= 1e-6);
+        assert!((PROMISE.worst(&with_eleven).excess - 1.0).abs() < 1e-6);
     }
 
     #[test]
@@ -102,7 +129,7 @@ mod tests {
             })
             .collect();
 
-        assert!((PROMISE.excess(&series) - by_all_windows(&series)).abs() < 1e-6);
+        assert!((PROMISE.worst(&series).excess - by_all_windows(&series)).abs() < 1e-6);
     }
 
     #[test]
@@ -116,8 +143,8 @@ mod tests {
         let late = series.clone();
         series.push(series[series.len() - 1]);
 
-        assert!(jittery.excess(&late) <= 0.0);
-        assert!(PROMISE.excess(&late) > 0.3);
-        assert!((jittery.excess(&series) - 0.5).abs() < 1e-6);
+        assert!(jittery.worst(&late).excess <= 0.0);
+        assert!(PROMISE.worst(&late).excess > 0.3);
+        assert!((jittery.worst(&series).excess - 0.5).abs() < 1e-6);
     }
 }

@@ -86,11 +86,11 @@ async fn per_key(stage: &mut Stage<'_>, one: usize, parallel: usize) -> anyhow::
 
 /// Requests per second between the first and the last.
 fn steady(arrivals: &[Arrival]) -> f64 {
-    let (Some((first, _)), Some((last, _))) = (arrivals.first(), arrivals.last()) else {
+    let (Some(first), Some(last)) = (arrivals.first(), arrivals.last()) else {
         return 0.0;
     };
     let count = u64::try_from(arrivals.len()).unwrap_or(u64::MAX);
-    per_second(count.saturating_sub(1), &(*first..*last))
+    per_second(count.saturating_sub(1), &(first.at_ns..last.at_ns))
 }
 
 async fn many_keys(

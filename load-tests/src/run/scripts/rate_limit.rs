@@ -1,18 +1,17 @@
 //! Endpoints with a limit and more than enough to do, three workers; one is killed, one is paused past
-//! its lease and goes on. R1 is checked at the receiver, over every window there is.
+//! its lease and goes on. R1 is checked over every window there is: by the starts of the requests, which
+//! it is about, and by their arrivals, with the ways there that the run itself measured.
 
-use std::cell::Cell;
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::bail;
+use serde_json::{Value, json};
 
-use crate::client::{Connection, request};
 use crate::payload::now_ns;
 use crate::receiver::Arrival;
 use crate::run::rate::Promise;
 use crate::run::stage::{Stage, nanos, per_second, until};
+use crate::run::starts::align;
 
 /// Longer than a lease (10 s): whoever is paused for so long is declared dead meanwhile.
 const PAUSE: Duration = Duration::from_secs(14);
@@ -20,10 +19,8 @@ const PAUSE: Duration = Duration::from_secs(14);
 const IN_FLIGHT: f64 = 10.0;
 /// When what it had on its way has arrived.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Between two measurements of how late something can be.
-const PROBE: Duration = Duration::from_millis(10);
-/// The least jitter that is allowed for, in nanoseconds.
-const LEAST_JITTER: u64 = 10_000_000;
+/// So much later than it was decided a request may start on a busy machine, in nanoseconds.
+const LATE_START: u64 = 10_000_000;
 /// The share of the allowed requests that has to be used while nothing is disturbed.
 const USED: f64 = 0.95;
 
@@ -43,99 +40,112 @@ pub(super) async fn play(stage: &mut Stage<'_>, rate: f64, burst: f64) -> anyhow
     tokio::time::sleep(stage.warmup()).await;
     stage.post(stage.world.in_turn(), events).await?;
 
-    let (times, jitter_ns) = disturb(stage).await?;
+    let times = disturb(stage).await?;
     stage.leave_unfinished();
     stage.allow_duplicates(u64::try_from(all)? * 2 * 10);
 
     let arrivals: Vec<Vec<Arrival>> = stage.system.inquire("arrivals", &(0..all)).await?;
-    let series: Vec<Vec<u64>> = arrivals
-        .iter()
-        .map(|arrivals| arrivals.iter().map(|(at_ns, _)| *at_ns).collect())
-        .collect();
     let promise = Promise {
         per_second: rate,
         burst,
-        jitter_ns: LEAST_JITTER.max(2 * jitter_ns),
+        jitter_ns: LATE_START,
     };
-    check(stage, &series, &times, promise);
-    use_of(stage, &series, &times, rate);
+    check(stage, &arrivals, &times, promise).await?;
+    let came = |arrivals: &Vec<Arrival>| arrivals.iter().map(|it| it.at_ns).collect();
+    let came: Vec<Vec<u64>> = arrivals.iter().map(came).collect();
+    use_of(stage, &came, &times, rate);
     Ok(())
 }
 
-/// Kills the busiest worker after a quarter of the window, pauses the one that is the busiest at half;
-/// meanwhile measures by how much requests can be late here.
-async fn disturb(stage: &mut Stage<'_>) -> anyhow::Result<(Times, u64)> {
+/// Kills the busiest worker after a quarter of the window, pauses the one that is the busiest at half.
+async fn disturb(stage: &mut Stage<'_>) -> anyhow::Result<Times> {
     let from_ns = now_ns();
     let window = from_ns..from_ns + nanos(stage.length());
     stage.begin(window.end).await?;
-    let jitter_ns = Cell::new(0);
-    let jitter = jitter(stage.system.receiver_addr, &jitter_ns);
-    let script = async {
-        until(window.start + nanos(stage.length() / 4)).await;
-        let victim = stage.system.busiest_worker().await?;
-        eprintln!("  killing a worker");
-        stage.system.kill_worker(victim).await?;
-        let killed_ns = now_ns();
-        until(window.start + nanos(stage.length() / 2)).await;
-        let victim = stage.system.busiest_worker().await?;
-        eprintln!("  pausing a worker for {PAUSE:?}");
-        stage.system.pause_worker(victim, PAUSE).await?;
-        let goes_on_ns = now_ns();
-        until(window.end).await;
-        stage.end().await?;
-        anyhow::Ok((killed_ns, goes_on_ns))
-    };
-    let (killed_ns, goes_on_ns) = tokio::select! {
-        times = script => times?,
-        ended = jitter => bail!("the receiver does not answer: {ended:?}"),
-    };
-    let times = Times {
+    until(window.start + nanos(stage.length() / 4)).await;
+    let victim = stage.system.busiest_worker().await?;
+    eprintln!("  killing a worker");
+    stage.system.kill_worker(victim).await?;
+    let killed_ns = now_ns();
+    until(window.start + nanos(stage.length() / 2)).await;
+    let victim = stage.system.busiest_worker().await?;
+    eprintln!("  pausing a worker for {PAUSE:?}");
+    stage.system.pause_worker(victim, PAUSE).await?;
+    let goes_on_ns = now_ns();
+    until(window.end).await;
+    stage.end().await?;
+    // What was on its way is recorded.
+    tokio::time::sleep(SETTLED).await;
+    Ok(Times {
         window,
         killed_ns,
         goes_on_ns,
-    };
-    Ok((times, jitter_ns.get()))
+    })
 }
 
-/// Keeps the longest of many small exchanges with the receiver: scheduling and loopback, there and
-/// back. Ends only with an error.
-async fn jitter(receiver: SocketAddr, longest: &Cell<u64>) -> std::io::Result<()> {
-    let question = request("GET", "/raw", None, b"");
-    let mut connection = Connection::open(receiver).await?;
-    loop {
-        let from_ns = now_ns();
-        connection.exchange(&question).await?;
-        longest.set(longest.get().max(now_ns() - from_ns));
-        tokio::time::sleep(PROBE).await;
-    }
+/// R1 in every window; with a worker's in-flight limit more only in those that end after it was paused.
+async fn check(
+    stage: &mut Stage<'_>,
+    arrivals: &[Vec<Arrival>],
+    times: &Times,
+    promise: Promise,
+) -> anyhow::Result<()> {
+    let recorded = stage.system.postgres.starts().await?;
+    let starts = align(arrivals, &recorded);
+    stage.detail("requests_not_recorded", starts.unrecorded);
+    let by_start = &starts.by_endpoint;
+    let before = 0..times.goes_on_ns;
+    let settled = times.goes_on_ns + nanos(SETTLED)..u64::MAX;
+    let worst = most_above(by_start, &before, promise);
+    stage.never_above("requests above R1 before the pause ends", worst, 0.0);
+    let worst = most_above(by_start, &settled, promise);
+    stage.never_above("requests above R1 afterwards", worst, 0.0);
+    let worst = most_above(by_start, &(0..u64::MAX), promise);
+    stage.never_above("requests above R1 with the paused one's", worst, IN_FLIGHT);
+    stage.detail("worst_window", worst_window(by_start, times, promise));
+
+    let came = |it: &Vec<Arrival>| {
+        let came = it.iter().filter(|it| before.contains(&it.at_ns));
+        came.copied().collect::<Vec<Arrival>>()
+    };
+    let came: Vec<Vec<Arrival>> = arrivals.iter().map(came).collect();
+    let jitter_ns = promise.jitter_ns + align(&came, &recorded).jitter_ns;
+    let instants = |it: &Vec<Arrival>| it.iter().map(|it| it.at_ns).collect();
+    let came: Vec<Vec<u64>> = came.iter().map(instants).collect();
+    let on_arrival = Promise {
+        jitter_ns,
+        ..promise
+    };
+    stage.detail("jitter_allowed_on_arrival_ms", jitter_ns as f64 / 1e6);
+    let worst = most_above(&came, &before, on_arrival);
+    stage.never_above("requests above R1 on arrival, before that", worst, 0.0);
+    Ok(())
 }
 
-/// R1 in every window; with a worker's in-flight limit more only in those after it was paused.
-fn check(stage: &mut Stage<'_>, series: &[Vec<u64>], times: &Times, promise: Promise) {
-    let worst = |from_ns: u64, until_ns: u64| {
-        let part = |all: &Vec<u64>| {
-            let part: Vec<u64> = all
-                .iter()
-                .copied()
-                .filter(|at_ns| (from_ns..until_ns).contains(at_ns))
-                .collect();
-            promise.excess(&part)
-        };
-        series.iter().map(part).reduce(f64::max)
+/// The most requests above the promise at any endpoint, of those within some time.
+fn most_above(series: &[Vec<u64>], within: &Range<u64>, promise: Promise) -> Option<f64> {
+    let part = |all: &Vec<u64>| {
+        let part = all.iter().copied().filter(|at_ns| within.contains(at_ns));
+        promise.worst(&part.collect::<Vec<u64>>()).excess
     };
-    let settled_ns = times.goes_on_ns + nanos(SETTLED);
-    let jitter_ms = promise.jitter_ns as f64 / 1e6;
-    stage.detail("jitter_allowed_ms", jitter_ms);
-    let before = worst(0, times.goes_on_ns);
-    stage.never_above("requests above R1 before the pause ends", before, 0.0);
-    let after = worst(settled_ns, u64::MAX);
-    stage.never_above("requests above R1 afterwards", after, 0.0);
-    let through = worst(0, u64::MAX);
-    stage.never_above(
-        "requests above R1 with the paused one's",
-        through,
-        IN_FLIGHT,
-    );
+    series.iter().map(part).reduce(f64::max)
+}
+
+/// Where the worst window of all endpoints is, in milliseconds since the measured window began.
+fn worst_window(series: &[Vec<u64>], times: &Times, promise: Promise) -> Value {
+    let worst = series.iter().map(|it| promise.worst(it)).enumerate();
+    let worst = worst.max_by(|(_, one), (_, other)| one.excess.total_cmp(&other.excess));
+    let since = |at_ns: u64| (at_ns as f64 - times.window.start as f64) / 1e6;
+    worst.map_or(Value::Null, |(endpoint, worst)| {
+        json!({
+            "endpoint": endpoint,
+            "excess": worst.excess,
+            "from_ms": since(worst.window.start),
+            "until_ms": since(worst.window.end),
+            "killed_ms": since(times.killed_ns),
+            "goes_on_ms": since(times.goes_on_ns),
+        })
+    })
 }
 
 fn use_of(stage: &mut Stage<'_>, series: &[Vec<u64>], times: &Times, rate: f64) {

@@ -191,7 +191,7 @@ async fn report(
 /// 429s in each ten seconds since an instant.
 fn throttled(arrivals: &[Arrival], since_ns: u64) -> Vec<u64> {
     let mut counts = Vec::new();
-    for (at_ns, status) in arrivals {
+    for Arrival { at_ns, status, .. } in arrivals {
         let tens = at_ns.saturating_sub(since_ns) / 10_000_000_000;
         let tens = usize::try_from(tens).unwrap_or(0);
         if counts.len() <= tens {
