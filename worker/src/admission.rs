@@ -119,6 +119,8 @@ pub struct Gate {
     recovery: Option<Recovery>,
     /// When the last outage began.
     outage: Option<OffsetDateTime>,
+    /// What is stored says that it fails or refuses: to be corrected by the success that ends that.
+    stored_failing: bool,
     /// Of the endpoint, as it was read last.
     version: i32,
     p95_ms: Option<u32>,
@@ -139,6 +141,8 @@ pub enum Turn {
     Refusing,
     /// The receiver takes events again that it refused for good.
     Accepting,
+    /// It works, and is stored as failing.
+    Well,
 }
 
 impl Gate {
@@ -160,7 +164,8 @@ impl Gate {
         };
         set_cooldowns(&mut breaker, config);
         let cap = config.settings.max_in_flight;
-        let limit = if breaker.state() == State::Closed {
+        // In the middle of a recovery the ramp begins anew.
+        let limit = if breaker.state() == State::Closed && runtime.recovery.is_none() {
             AdaptiveLimit::at(cap)
         } else {
             AdaptiveLimit::recovering()
@@ -181,8 +186,11 @@ impl Gate {
             last_success: None,
             well,
             exhausted: None,
-            recovery: runtime.recovery,
+            recovery: runtime
+                .recovery
+                .filter(|_| config.settings.replay_on_recovery),
             outage: None,
+            stored_failing: runtime.failing_since.is_some() || runtime.refusing_since.is_some(),
             version: config.version,
             p95_ms: runtime.p95_ms,
         }
@@ -196,6 +204,9 @@ impl Gate {
         now: OffsetDateTime,
     ) {
         self.version = new.version;
+        if !new.settings.replay_on_recovery {
+            self.recovery = None;
+        }
         self.p95_ms = new.runtime.p95_ms;
         set_cooldowns(&mut self.breaker, new);
         self.bucket = match (self.bucket.take(), quota(new)) {
@@ -310,6 +321,9 @@ impl Gate {
             (None, None) | (Some(_), Some(_)) => {}
         }
         self.adapt(config, observed, now);
+        if self.stored_failing && self.failing.since().is_none() && turns.is_empty() {
+            turns.push(Turn::Well);
+        }
         match signal {
             Signal::Success => {
                 self.history = History::Known;
@@ -366,9 +380,11 @@ impl Gate {
         }
     }
 
-    /// The attempts before this owner's own, the latest first.
+    /// The attempts before this owner's own, the latest first. Those before the endpoint was enabled last
+    /// count no more.
     pub fn remember(
         &mut self,
+        config: &EndpointConfig,
         attempts: &[(Outcome, OffsetDateTime)],
         now: OffsetDateTime,
     ) -> Vec<Turn> {
@@ -376,6 +392,11 @@ impl Gate {
             return Vec::new();
         }
         self.history = History::Known;
+        let enabled = config.runtime.enabled_at;
+        let attempts: Vec<_> = attempts
+            .iter()
+            .take_while(|(_, started)| enabled.is_none_or(|at| *started >= at))
+            .collect();
         let counts = |outcome| Signal::of(outcome) == Signal::Failure;
         let success = |outcome| Signal::of(outcome) == Signal::Success;
         let run: Vec<_> = attempts
@@ -389,14 +410,30 @@ impl Gate {
         }
         let last = attempts.iter().find(|(outcome, _)| success(*outcome));
         self.last_success = self.last_success.max(last.map(|(_, started)| *started));
-        self.exhaust(now).into_iter().collect()
+        let mut turns: Vec<Turn> = self.exhaust(now).into_iter().collect();
+        let refusals: Vec<_> = attempts
+            .iter()
+            .take_while(|(outcome, _)| !success(*outcome))
+            .filter(|(outcome, _)| *outcome == Outcome::Permanent)
+            .collect();
+        let refused = self.failing.refusing_since();
+        if let Some((_, first)) = refusals.last() {
+            let count = u16::try_from(refusals.len()).unwrap_or(u16::MAX);
+            self.failing.counted(count, *first);
+        }
+        if refused.is_none() && self.failing.refusing_since().is_some() {
+            turns.push(Turn::Refusing);
+        }
+        turns
     }
 
     /// A failure was seen, and what came before this owner is not known: since when it matters.
     #[must_use]
     pub fn wants_history(&self) -> bool {
         self.history == History::Unknown
-            && (self.breaker.consecutive_failures() > 0 || self.exhausted.is_some())
+            && (self.breaker.consecutive_failures() > 0
+                || self.failing.refusals() > 0
+                || self.exhausted.is_some())
     }
 
     /// Dead letters of an outage were found whose owner died before it could open the breaker; the first
@@ -420,7 +457,8 @@ impl Gate {
 
     /// What is stored of it on a transition.
     #[must_use]
-    pub fn runtime(&self) -> Runtime {
+    pub fn store(&mut self) -> Runtime {
+        self.stored_failing = self.failing.since().is_some();
         Runtime {
             opened_at: self.breaker.opened_at(),
             cooldown: self.breaker.cooldown().unwrap_or_default(),
@@ -451,6 +489,13 @@ impl Gate {
             && self.recovery.is_none()
             && self.exhausted.is_none()
             && self.hand_over(now).1.is_none()
+    }
+
+    /// Whether its bucket fills slowly: one request at a time is worth having in memory.
+    #[must_use]
+    pub fn is_slow_paced(&self) -> bool {
+        let paced = |(quota, _): &(Quota, Bucket)| quota.period() >= Duration::from_secs(1);
+        self.bucket.as_ref().is_some_and(paced)
     }
 
     /// Not closed: its deliveries stay in the database until the probe.

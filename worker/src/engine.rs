@@ -56,9 +56,13 @@ pub struct Engine {
     pub listed_at: BootTime,
     /// Watched.
     pub lag: Arc<RecordLag>,
-    /// Rows to close, to end or to make live again; one at a time, so that a mass deletion does not delay
-    /// scans. At most a few per endpoint.
+    /// Rows to close or to make live again; one at a time, so that a mass deletion does not delay scans. At
+    /// most one of a kind per endpoint.
+    pub urgent: VecDeque<Question>,
+    /// Rows that are too old.
     pub chores: VecDeque<Question>,
+    /// Counts turns.
+    pub chore_turn: u8,
     /// One is under way.
     pub chore_out: bool,
     /// What changed about endpoints, to be stored and told.
@@ -147,7 +151,7 @@ impl Engine {
                 endpoint,
                 reason,
                 except,
-            } => self.chores.push_front(Question::Close(Close {
+            } => self.urgent.push_back(Question::Close(Close {
                 owner,
                 endpoint,
                 reason,
@@ -169,14 +173,14 @@ impl Engine {
                 endpoint,
                 window,
                 count,
-            } => self.chores.push_front(Question::Revive(Revive {
+            } => self.urgent.push_back(Question::Revive(Revive {
                 owner,
                 endpoint,
                 window,
                 count,
             })),
             Effect::FindOutages { slots, taken_at } => {
-                self.chores.push_front(Question::Outages(slots, taken_at))
+                self.urgent.push_back(Question::Outages(slots, taken_at))
             }
             Effect::Change(change) => self.changes.put(*change),
             Effect::Release(slots) => {
@@ -200,7 +204,14 @@ impl Engine {
         if self.chore_out {
             return;
         }
-        if let Some(chore) = self.chores.pop_front() {
+        // Every fourth turn the other way round, so that none waits for ever.
+        self.chore_turn = self.chore_turn.wrapping_add(1);
+        let chore = if self.chore_turn.is_multiple_of(4) {
+            self.chores.pop_front().or_else(|| self.urgent.pop_front())
+        } else {
+            self.urgent.pop_front().or_else(|| self.chores.pop_front())
+        };
+        if let Some(chore) = chore {
             self.chore_out = true;
             ask(&self.scans, chore);
         }

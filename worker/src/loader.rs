@@ -40,8 +40,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How far back the attempts before a take-over matter: a run of failures that is older says little.
 const HISTORY: Duration = Duration::from_secs(2 * 86_400);
-/// More than any threshold of a breaker.
-const HISTORY_ATTEMPTS: i64 = 50;
+/// As many as the highest threshold of a breaker.
+const HISTORY_ATTEMPTS: i64 = 1_000;
 
 /// A question of the scheduler.
 #[derive(Debug)]

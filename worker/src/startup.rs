@@ -225,7 +225,9 @@ impl Parts {
             in_flight,
             lag,
             listed_at: BootTime(Duration::ZERO),
+            urgent: VecDeque::new(),
             chores: VecDeque::new(),
+            chore_turn: 0,
             chore_out: false,
             changes,
         };

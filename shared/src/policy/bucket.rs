@@ -48,6 +48,12 @@ impl Quota {
         })
     }
 
+    /// The time between two tokens.
+    #[must_use]
+    pub fn period(&self) -> Duration {
+        u64::try_from(self.period).map_or(Duration::MAX, Duration::from_nanos)
+    }
+
     const fn tokens(&self, count: i128) -> i128 {
         self.period.saturating_mul(count)
     }

@@ -96,6 +96,26 @@ impl Failing {
             .filter(|_first| self.refusals >= REFUSALS)
     }
 
+    /// Permanent refusals since the last success, as far as is known.
+    #[must_use]
+    pub const fn refusals(&self) -> u16 {
+        self.refusals
+    }
+
+    /// The run of permanent refusals at the end of the attempts, as read after a take-over, and when the
+    /// first of them started; takes the larger.
+    pub fn counted(&mut self, refusals: u16, first_started_at: OffsetDateTime) {
+        if refusals <= self.refusals {
+            return;
+        }
+        self.refusals = refusals;
+        let earlier = |at: Option<OffsetDateTime>| {
+            Some(at.map_or(first_started_at, |at| at.min(first_started_at)))
+        };
+        self.first_refusal = earlier(self.first_refusal);
+        self.since = earlier(self.since);
+    }
+
     /// A request that started then has ended. Whether [`since`](Self::since) or
     /// [`refusing_since`](Self::refusing_since) changed, which is to be stored.
     ///

@@ -78,7 +78,7 @@ VALUES ($1, $2, $3, 1, now(), $4::float8 * interval '1 s', now(), now())
 ON CONFLICT (endpoint_id) DO UPDATE SET
   slot = excluded.slot, tenant_id = excluded.tenant_id, breaker = excluded.breaker, opened_at = excluded.opened_at,
   cooldown = excluded.cooldown, next_probe_at = excluded.next_probe_at, failing_since = NULL, refusing_since = NULL,
-  recover_from = NULL, recover_until = NULL, recover_refused = NULL, enabled_at = excluded.enabled_at";
+  recover_from = NULL, recover_until = NULL, recover_refused = NULL, parked_until = NULL, enabled_at = excluded.enabled_at";
 
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[

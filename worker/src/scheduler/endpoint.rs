@@ -31,6 +31,10 @@ pub(super) const CURSOR_TRAIL_MS: u128 = 1_000;
 
 /// Payload bytes in memory for one endpoint, beyond what is on the wire.
 const MOST_BYTES_AHEAD: usize = 256 << 10;
+/// Rows in memory for one endpoint, beyond what is on the wire: half of what is loaded at a time.
+const MOST_AHEAD: usize = 64;
+/// Who may not send for longer than this has nothing in memory: that is for those who may (O1).
+const LONG_WAIT: time::Duration = time::Duration::SECOND;
 
 /// What came in since an outage ended, beside the backlog that it left: loaded from its own cursor, so
 /// that a new event does not wait for the backlog's end.
@@ -69,6 +73,8 @@ pub(super) struct Endpoint {
     pub(super) expiring: bool,
     /// All that an outage left is live again: nothing to ask for while some of it was not tried.
     pub(super) all_revived: bool,
+    /// Some of it was, since the last recovery ended.
+    pub(super) has_revived: bool,
     /// Its probe is due and there was nothing to probe with.
     pub(super) nothing_to_probe: bool,
     /// It has dead letters of an outage whose owner died before its breaker was stored as open; the first
@@ -128,6 +134,7 @@ impl Endpoint {
             reviving: false,
             expiring: false,
             all_revived: false,
+            has_revived: false,
             nothing_to_probe: false,
             outage: None,
             told: Told::default(),
@@ -230,6 +237,34 @@ impl Endpoint {
             && matches!(admission, Some(Admission::Defer(it)) if held_back(it.reason))
     }
 
+    /// Whether it may not send for a while: what is loaded of it would only take room.
+    pub(super) fn waits_long(&self, now: Now) -> bool {
+        let Some(Admission::Defer(deferral)) = self.admission(now) else {
+            return false;
+        };
+        match deferral.reason {
+            DeferReason::RateLimited | DeferReason::Throttled | DeferReason::Locked => deferral
+                .until
+                .is_none_or(|until| until - now.database > LONG_WAIT),
+            DeferReason::Breaker | DeferReason::InFlight | DeferReason::NotEnabled => false,
+        }
+    }
+
+    /// It waits for an instant, with or without rows in memory.
+    pub(super) fn may_wait(&self) -> bool {
+        self.is_open() || self.has_pending()
+    }
+
+    /// Something waits that could be sent now.
+    pub(super) fn has_due(&self, now: Now) -> bool {
+        let fresh = self.fresh.as_ref().is_some_and(|fresh| fresh.more);
+        self.more_ready
+            || fresh
+            || self.lines.wants_load()
+            || self.retry_due(now.database)
+            || !self.known.is_empty()
+    }
+
     pub(super) fn is_open(&self) -> bool {
         self.gate.as_ref().is_some_and(Gate::is_open)
     }
@@ -262,6 +297,7 @@ impl Endpoint {
         self.enabled()
             && !self.closing
             && has_rows
+            && !self.waits_long(now)
             && if self.is_open() {
                 self.known.is_empty() && self.probe_due(now)
             } else {
@@ -281,12 +317,18 @@ impl Endpoint {
     /// How many rows are worth having in memory ahead of their turn: the limit, less of large payloads,
     /// so that a stuck endpoint does not fill the memory that all share (O1).
     fn ahead(&self) -> usize {
+        if self.gate.as_ref().is_some_and(Gate::is_slow_paced) {
+            return 1;
+        }
         let (row, _) = match self.lanes.iter().next() {
             Some(front) => front,
-            None => return self.limit(),
+            None => return self.limit().min(MOST_AHEAD),
         };
         let payload = row.event.as_ref().map_or(0, |event| event.payload.len());
-        self.limit().min(MOST_BYTES_AHEAD / payload.max(1)).max(1)
+        self.limit()
+            .min(MOST_AHEAD)
+            .min(MOST_BYTES_AHEAD / payload.max(1))
+            .max(1)
     }
 
     /// How many new rows to ask for, whatever the lane.
@@ -383,12 +425,19 @@ impl Endpoint {
         // The backlog was read to its end: all that comes now is new.
         if kept && !self.more_ready {
             self.fresh = None;
-            // Cancelled, or ended in another way.
-            self.revived.retain(|id| self.known.contains(id));
+            // Cancelled, or ended in another way. Of a line only the head is known.
+            if !self.lines.in_use() {
+                self.forget_revived();
+            }
         }
         self.load_ended();
         self.last_active = now.boot;
         new
+    }
+
+    /// Forgets what was made live again and is not there any more, as far as can be seen.
+    pub(super) fn forget_revived(&mut self) {
+        self.revived.retain(|id| self.known.contains(id));
     }
 
     fn keep(&mut self, row: LiveRow, fresh_from: Option<Uuid>, new: &mut Vec<(Lane, LiveRow)>) {

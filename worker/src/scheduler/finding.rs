@@ -137,6 +137,9 @@ impl Scheduler {
         keys.sort_unstable();
         for key in keys {
             self.expire(key, now);
+            if let Some(endpoint) = self.endpoints.get_mut(&key) {
+                endpoint.forget_revived();
+            }
             self.unlock(key, now);
             self.consider(key, now);
         }
@@ -147,7 +150,7 @@ impl Scheduler {
             let gate = endpoint.gate.as_ref();
             let forgets = endpoint.is_idle()
                 && now.boot.since(endpoint.last_active) >= FORGET_AFTER
-                && gate.is_none_or(|gate| gate.is_forgettable(now.database));
+                && (!endpoint.enabled() || gate.is_none_or(|it| it.is_forgettable(now.database)));
             if let Some(position) = gate
                 .filter(|_| forgets)
                 .and_then(|gate| gate.hand_over(now.database).0)

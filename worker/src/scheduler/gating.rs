@@ -18,7 +18,9 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{Effect, Now, Recorded, Scheduler};
-use crate::admission::Turn;
+use shared::store::endpoint_runtime::Runtime;
+
+use crate::admission::{Gate, Turn};
 use crate::job::{Observed, Ownership};
 use crate::metrics;
 use crate::transitions::{Change, DisableFailing, Facts};
@@ -41,7 +43,7 @@ impl Scheduler {
         };
         let turns = gate.ended(config, observed, now.database);
         self.turned(key, &turns, Some(observed), now);
-        self.tell(key, record, observed, now);
+        self.tell_of_failure(record, observed, now);
         self.disable_failing(key, observed, now);
     }
 
@@ -65,26 +67,31 @@ impl Scheduler {
                 }
                 Turn::Closed | Turn::Over => self.outage_over(key, false, now),
                 Turn::Accepting => self.outage_over(key, true, now),
-                Turn::Refusing => {}
+                Turn::Refusing | Turn::Well => {}
             }
-            let notice = match turn {
-                Turn::Opened => Some(NoticeKind::EndpointOpened),
-                Turn::Closed => Some(NoticeKind::EndpointClosed),
-                Turn::Refusing => Some(NoticeKind::EndpointMisconfigured),
-                Turn::Reopened | Turn::Accepting | Turn::Over => None,
-            };
-            let to = match turn {
-                Turn::Opened | Turn::Reopened => Some("open"),
-                Turn::Closed => Some("closed"),
-                Turn::Refusing | Turn::Accepting | Turn::Over => None,
-            };
+            let (to, notice) = said(*turn);
             if let Some(to) = to {
                 metrics::BREAKER_TRANSITIONS.with_label_values(&[to]).inc();
+                self.log_breaker(key, to, observed);
             }
             // A notice that fails makes no notice.
             let notice = notice.filter(|_| !observed.is_some_and(|it| it.notice));
-            self.change(key, notice.map(|kind| (kind, observed.copied())), None);
+            self.store(key);
+            self.tell(key, notice.map(|kind| (kind, observed.copied())));
         }
+    }
+
+    /// One line per transition, as an operator looks for it.
+    fn log_breaker(&self, key: EndpointKey, to: &'static str, observed: Option<&Observed>) {
+        let Some(endpoint) = self.endpoints.get(&key) else {
+            return;
+        };
+        let (Some(gate), Some(config)) = (&endpoint.gate, &endpoint.config) else {
+            return;
+        };
+        let outcome = observed.map(|it| it.outcome.name());
+        let cooldown = gate.breaker().cooldown().map(|it| it.as_secs());
+        tracing::info!(endpoint.id = %config.id, breaker.to = to, breaker.cooldown_seconds = cooldown, outcome.kind = outcome, "a breaker turned");
     }
 
     pub(super) fn wake_for_probe(&mut self, key: EndpointKey) {
@@ -97,7 +104,8 @@ impl Scheduler {
     }
 
     /// Failures that the tenant is told of although nothing turned.
-    fn tell(&mut self, key: EndpointKey, record: &Recorded, observed: &Observed, now: Now) {
+    fn tell_of_failure(&mut self, record: &Recorded, observed: &Observed, now: Now) {
+        let key = record.endpoint;
         if observed.notice {
             return;
         }
@@ -111,7 +119,7 @@ impl Scheduler {
         if misconfigured && again(endpoint.told.misconfigured) {
             endpoint.told.misconfigured = Some(now.database);
             let notice = (NoticeKind::EndpointMisconfigured, Some(*observed));
-            self.change(key, Some(notice), None);
+            self.tell(key, Some(notice));
         }
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
@@ -119,15 +127,16 @@ impl Scheduler {
         if record.dead && again(endpoint.told.dead_letter) {
             endpoint.told.dead_letter = Some(now.database);
             let notice = (NoticeKind::DeliveryDeadLetter, Some(*observed));
-            self.change(key, Some(notice), None);
+            self.tell(key, Some(notice));
         }
     }
 
     /// An endpoint that has failed for long without any success is disabled, its tenant told before.
     fn disable_failing(&mut self, key: EndpointKey, observed: &Observed, now: Now) {
-        match Signal::of(observed.outcome) {
-            Signal::Failure | Signal::Alive => {}
-            Signal::Success | Signal::Silent | Signal::Gone => return,
+        let failed = Signal::of(observed.outcome) == Signal::Failure
+            || observed.outcome == Outcome::Permanent;
+        if !failed || observed.notice {
+            return;
         }
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
@@ -158,14 +167,47 @@ impl Scheduler {
             }
         };
         endpoint.told.disabling = Some(now.database);
-        self.change(key, notice, disable);
+        self.store(key);
+        self.tell(key, notice);
+        self.change(key, None, None, disable);
     }
 
-    /// Hands on what changed about an endpoint, with all that is stored of it.
-    pub(super) fn change(
+    /// Hands on what is stored of an endpoint: it turned.
+    pub(super) fn store(&mut self, key: EndpointKey) {
+        let gate = self
+            .endpoints
+            .get_mut(&key)
+            .and_then(|found| found.gate.as_mut());
+        if let Some(runtime) = gate.map(Gate::store) {
+            self.change(key, Some(runtime), None, None);
+        }
+    }
+
+    /// Tells the endpoint's tenant.
+    pub(super) fn tell(
         &mut self,
         key: EndpointKey,
         notice: Option<(NoticeKind, Option<Observed>)>,
+    ) {
+        let gate = self
+            .endpoints
+            .get(&key)
+            .and_then(|found| found.gate.as_ref());
+        if let (Some(gate), Some((kind, observed))) = (gate, notice) {
+            let facts = Facts {
+                outcome: observed.map(|observed| observed.outcome),
+                failing_since: gate.failing().since(),
+                next_probe_at: gate.breaker().probe_at(),
+            };
+            self.change(key, None, Some((kind, facts)), None);
+        }
+    }
+
+    fn change(
+        &mut self,
+        key: EndpointKey,
+        runtime: Option<Runtime>,
+        notice: Option<(NoticeKind, Facts)>,
         disable: Option<DisableFailing>,
     ) {
         let Some(owner) = self.owner_of(key) else {
@@ -174,23 +216,12 @@ impl Scheduler {
         let Some(endpoint) = self.endpoints.get(&key) else {
             return;
         };
-        let Some(gate) = &endpoint.gate else {
-            return;
-        };
-        let notices = notice.into_iter().map(|(kind, observed)| {
-            let facts = Facts {
-                outcome: observed.map(|observed| observed.outcome),
-                failing_since: gate.failing().since(),
-                next_probe_at: gate.breaker().probe_at(),
-            };
-            (kind, facts)
-        });
         self.effects.push(Effect::Change(Box::new(Change {
             owner,
             endpoint: key,
             tenant: endpoint.tenant,
-            runtime: Some(gate.runtime()),
-            notices: notices.collect(),
+            runtime,
+            notices: notice.into_iter().collect(),
             disable,
         })));
     }
@@ -231,5 +262,16 @@ impl Scheduler {
             endpoint.not_sent(delivery, now);
         }
         self.consider(key, now);
+    }
+}
+
+/// A breaker's new state, and what the tenant is told.
+const fn said(turn: Turn) -> (Option<&'static str>, Option<NoticeKind>) {
+    match turn {
+        Turn::Opened => (Some("open"), Some(NoticeKind::EndpointOpened)),
+        Turn::Reopened => (Some("open"), None),
+        Turn::Closed => (Some("closed"), Some(NoticeKind::EndpointClosed)),
+        Turn::Refusing => (None, Some(NoticeKind::EndpointMisconfigured)),
+        Turn::Accepting | Turn::Over | Turn::Well => (None, None),
     }
 }

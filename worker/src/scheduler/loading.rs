@@ -120,6 +120,7 @@ impl Scheduler {
             self.wake_at(due, key, now);
             self.gate(key, before.as_ref(), now);
             self.remember(key, history, now);
+            self.leave_behind_breaker(key, now);
             self.close_unless_enabled(key, now);
             self.consider(key, now);
         }
@@ -142,16 +143,22 @@ impl Scheduler {
                 };
                 let kept = self.buckets.remove(&key).map(|(_, _, position)| position);
                 endpoint.gate = Some(Gate::new(&config, taken, kept, now.database));
+                // A backlog that another owner left: what comes in does not wait for its end.
+                if endpoint.more_ready {
+                    endpoint.begin_fresh(now.database);
+                }
             }
         }
         self.open_for_outage(key, now);
-        let Some(endpoint) = self.endpoints.get(&key) else {
-            return;
-        };
-        if endpoint.is_open() && !endpoint.probe_due(now) {
+        self.wake_for_probe(key);
+    }
+
+    /// What was asked for before the breaker opened, or before that was known, stays in the database.
+    fn leave_behind_breaker(&mut self, key: EndpointKey, now: Now) {
+        let endpoint = self.endpoints.get(&key);
+        if endpoint.is_some_and(|it| it.is_open() && !it.probe_due(now)) {
             self.unload(key, now);
         }
-        self.wake_for_probe(key);
     }
 
     /// What was tried before this owner came.
@@ -161,10 +168,12 @@ impl Scheduler {
         history: Option<Vec<(Outcome, OffsetDateTime)>>,
         now: Now,
     ) {
-        let endpoint = self.endpoints.get_mut(&key);
-        let gate = endpoint.and_then(|endpoint| endpoint.gate.as_mut());
-        if let (Some(gate), Some(history)) = (gate, history) {
-            let turns = gate.remember(&history, now.database);
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        let known = (endpoint.gate.as_mut(), &endpoint.config, history);
+        if let (Some(gate), Some(config), Some(history)) = known {
+            let turns = gate.remember(config, &history, now.database);
             self.turned(key, &turns, None, now);
         }
     }

@@ -58,6 +58,7 @@ use self::turns::Turns;
 use crate::admission::{Admission, Position};
 use crate::endpoint_config::SharedConfig;
 use crate::job::{Job, LiveRow, Observed, Ownership, Record};
+use crate::metrics;
 use crate::transitions::Change;
 
 /// Hashed without chance, so that all the scheduler does follows from what it is told: a run of the
@@ -497,18 +498,32 @@ impl Scheduler {
             return;
         };
         consider_load(endpoint, &mut self.load_turns, now);
-        if endpoint.in_send_turns || !endpoint.lanes.has_next(endpoint.replays_allowed()) {
+        let has_next = endpoint.lanes.has_next(endpoint.replays_allowed());
+        if endpoint.in_send_turns || !(has_next || endpoint.may_wait()) {
             return;
         }
         match endpoint.admission(now) {
-            None => {}
-            Some(Admission::Send | Admission::Probe) => {
+            Some(Admission::Send | Admission::Probe) if has_next => {
                 endpoint.in_send_turns = true;
                 self.send_turns.push(endpoint.tenant, key);
             }
             Some(Admission::Defer(deferral)) => {
-                self.due.extend(deferral.until.map(|until| (until, key)));
+                if deferral
+                    .until
+                    .is_some_and(|until| self.due.insert((until, key)))
+                {
+                    let reason = deferral.reason.name();
+                    metrics::DEFERRED.with_label_values(&[reason]).inc();
+                }
+                if self
+                    .endpoints
+                    .get(&key)
+                    .is_some_and(|it| it.waits_long(now))
+                {
+                    self.unload(key, now);
+                }
             }
+            None | Some(Admission::Send | Admission::Probe) => {}
         }
     }
 }

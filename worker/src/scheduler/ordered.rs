@@ -84,7 +84,8 @@ impl Lines {
         }
     }
 
-    fn in_use(&self) -> bool {
+    /// Whether the endpoint has lines, as far as is known.
+    pub(super) fn in_use(&self) -> bool {
         self.seen || self.ordered.unwrap_or(true)
     }
 

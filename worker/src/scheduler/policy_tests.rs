@@ -479,11 +479,14 @@ fn a_receiver_that_asks_to_be_left_alone_is() {
         }
     });
 
-    bench.pass(Duration::from_secs(59));
-    let early = sent(&bench.effects());
-    bench.pass(Duration::from_secs(1));
+    bench.pass(Duration::from_secs(58));
+    let early = bench.effects();
+    bench.pass(Duration::from_secs(2));
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(1))], with(|_| {}));
 
-    assert_eq!((early.len(), sent(&bench.effects()).len()), (0, 1));
+    assert_eq!((sent(&early).len(), loads(&early).len()), (0, 0));
+    assert_eq!(sent(&bench.effects()), [id(1)]);
 }
 
 // ## Shares
@@ -564,17 +567,26 @@ fn the_dead_letters_of_an_outage_are_made_live_after_the_ramp_until_there_are_no
     for request in loads(&asked) {
         bench.answer_as(&request, vec![], with(|_| {}));
     }
-    let mut all = asked;
-    all.extend(bench.effects());
-    bench.tell(Input::Revived {
+    let mut first = asked;
+    first.extend(bench.effects());
+    let revived = |deliveries: Vec<Uuid>| Input::Revived {
         slot: SLOT,
         epoch: EPOCH,
         endpoint: ENDPOINT,
-        deliveries: Some(vec![]),
-    });
+        deliveries: Some(deliveries),
+    };
+    bench.tell(revived(vec![id(70)]));
+    let mut second = bench.effects();
+    for request in loads(&second) {
+        bench.answer_as(&request, vec![replay(70)], with(|_| {}));
+    }
+    second.extend(bench.effects());
+    bench.ended(id(70), Outcome::Delivered, Duration::from_millis(5));
+    second.extend(bench.effects());
+    bench.tell(revived(vec![]));
     let ended = bench.effects();
 
-    assert_eq!(revivals(&all).len(), 1);
+    assert_eq!((revivals(&first).len(), sent(&second)), (1, vec![id(70)]));
     assert_eq!(told(&ended), [NoticeKind::DeliveryRecovered]);
     assert_eq!(revivals(&bench.effects()), [0_usize; 0]);
 }
@@ -938,4 +950,197 @@ fn jobs(effects: Vec<Effect>) -> Vec<(EndpointKey, Uuid)> {
         _ => None,
     });
     jobs.collect()
+}
+
+// ## Found in review
+
+/// O1
+#[test]
+fn what_may_not_be_sent_for_a_while_takes_no_room_in_memory() {
+    for throttled in [false, true] {
+        let mut bench = Bench::new();
+        bench.hint();
+        let request = bench.asked();
+        let rows: Vec<_> = (0..10).map(|number| row(id(number))).collect();
+        let config = if throttled {
+            with(|settings| settings.max_in_flight = 1)
+        } else {
+            limited(0.01, 1)
+        };
+        bench.answer_as(&request, rows, config);
+        assert_eq!(sent(&bench.effects()), [id(0)]);
+        bench.ended_as(
+            id(0),
+            if throttled {
+                Outcome::Throttled
+            } else {
+                Outcome::Delivered
+            },
+            Duration::from_millis(5),
+            |it| Observed {
+                retry_after: throttled.then_some(Duration::from_secs(100)),
+                ..it
+            },
+        );
+        let meanwhile = bench.effects();
+        bench.hint();
+        bench.scan_finds(true, None);
+        bench.pass(Duration::from_secs(50));
+        let waiting = bench.effects();
+        let kept = bench.scheduler.loaded_rows;
+        bench.pass(Duration::from_secs(51));
+        let request = bench.asked();
+        bench.answer_as(&request, vec![row(id(1))], with(|_| {}));
+
+        assert_eq!((loads(&meanwhile).len(), loads(&waiting).len()), (0, 0));
+        assert_eq!(kept, 0, "throttled: {throttled}");
+        assert_eq!(sent(&bench.effects()), [id(1)]);
+    }
+}
+
+#[test]
+fn a_success_corrects_what_is_stored_as_failing() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    let mut failing = with(|_| {});
+    failing.runtime.failing_since = Some(START);
+    bench.answer_as(&request, vec![row(id(0)), row(id(1))], failing);
+    bench.effects();
+
+    bench.ended(id(0), Outcome::Delivered, Duration::from_millis(5));
+    let first = bench.effects();
+    bench.ended(id(1), Outcome::Delivered, Duration::from_millis(5));
+
+    assert_eq!(stored(&first), [None]);
+    assert_eq!(stored(&bench.effects()).len(), 0, "once");
+}
+
+/// Since when the endpoint is stored as failing, for each time that something is stored.
+fn stored(effects: &[Effect]) -> Vec<Option<OffsetDateTime>> {
+    let changes = effects.iter().filter_map(|effect| match effect {
+        Effect::Change(change) => change.runtime.as_ref(),
+        _ => None,
+    });
+    changes.map(|runtime| runtime.failing_since).collect()
+}
+
+/// One event now and then, each under an owner that knows of none before.
+#[test]
+fn refusals_before_this_owner_count() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(0))], with(|_| {}));
+    bench.effects();
+    bench.ended(id(0), Outcome::Permanent, Duration::from_millis(5));
+
+    let request = loads(&bench.effects()).remove(0);
+    assert!(request.history);
+    let before = |minutes: u64| bench.now().database - Duration::from_secs(60 * minutes);
+    let history = (0..10_u64).map(|minutes| (Outcome::Permanent, before(minutes)));
+    let history = Some(history.collect());
+    bench.tell(Input::Loaded(vec![LoadedEndpoint {
+        history,
+        ..nothing(&request)
+    }]));
+
+    assert_eq!(told(&bench.effects()), [NoticeKind::EndpointMisconfigured]);
+}
+
+fn nothing(request: &LoadRequest) -> LoadedEndpoint {
+    LoadedEndpoint {
+        slot: request.slot,
+        epoch: request.epoch,
+        endpoint: request.endpoint,
+        rows: vec![],
+        more_ready: false,
+        fresh: vec![],
+        more_fresh: false,
+        retries_read: false,
+        next_due: None,
+        walked: None,
+        config: None,
+        history: None,
+    }
+}
+
+#[test]
+fn a_disabled_endpoint_is_forgotten_although_its_breaker_is_open() {
+    let mut bench = Bench::new();
+    bench.open();
+    bench.tell(Input::Reload {
+        slot: SLOT,
+        endpoint: ENDPOINT,
+    });
+    let request = bench.asked();
+    let disabled = config(ENDPOINT, EndpointState::Disabled);
+    bench.answer_as(&request, vec![], disabled);
+    bench.effects();
+    bench.tell(Input::Closed {
+        slot: SLOT,
+        epoch: EPOCH,
+        endpoint: ENDPOINT,
+        more: false,
+    });
+    bench.effects();
+
+    bench.pass(Duration::from_secs(61));
+    bench.pass(Duration::from_secs(61));
+
+    assert_eq!(bench.scheduler.endpoints.len(), 0);
+}
+
+#[test]
+fn a_request_of_an_earlier_epoch_that_hangs_makes_nobody_slow() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(0)), row(id(1))], with(|_| {}));
+    bench.effects();
+    let before = bench.owner();
+
+    bench.tell(Input::Released(vec![(SLOT, EPOCH)]));
+    let epoch = Epoch(EPOCH.0 + 1);
+    bench.take(SLOT, epoch, &[]);
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![], with(|_| {}));
+    bench.pass(Duration::from_secs(5));
+    for delivery in [id(0), id(1)] {
+        bench.tell(Input::Recorded(vec![Recorded {
+            owner: before,
+            endpoint: ENDPOINT,
+            delivery,
+            next_due: None,
+            observed: None,
+            dead: false,
+        }]));
+    }
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(2))], with(|_| {}));
+    bench.effects();
+    let owner = Ownership { epoch, ..before };
+    let observed = Observed {
+        outcome: Outcome::Delivered,
+        started_at: bench.now().database,
+        took: Duration::from_millis(5),
+        timed_out: false,
+        retry_after: None,
+        exhausted: None,
+        probe: false,
+        notice: false,
+    };
+    bench.tell(Input::Recorded(vec![Recorded {
+        owner,
+        endpoint: ENDPOINT,
+        delivery: id(2),
+        next_due: None,
+        observed: Some(observed),
+        dead: false,
+    }]));
+
+    let endpoint = bench.scheduler.endpoints.get(&ENDPOINT).unwrap();
+    assert!(!endpoint.pace.is_slow());
 }

@@ -95,10 +95,14 @@ impl Scheduler {
                 let gate = endpoint.gate.as_mut().filter(|_| ended);
                 if let Some(gate) = gate.filter(|gate| gate.recovery().is_some()) {
                     gate.recover(None);
-                    self.change(key, Some((NoticeKind::DeliveryRecovered, None)), None);
+                    let recovered = std::mem::take(&mut endpoint.has_revived);
+                    self.store(key);
+                    let notice = (NoticeKind::DeliveryRecovered, None);
+                    self.tell(key, recovered.then_some(notice));
                 }
             }
             Some(deliveries) => {
+                endpoint.has_revived = true;
                 endpoint.revived.extend(deliveries);
                 endpoint.hinted();
             }
@@ -117,7 +121,9 @@ impl Scheduler {
         let Some(config) = &endpoint.config else {
             return;
         };
-        if endpoint.expiring || !endpoint.is_stuck(now) {
+        // In a line, rows wait behind a head that may be blocked although the endpoint is well.
+        let may_stand = endpoint.is_stuck(now) || endpoint.lines.in_use();
+        if endpoint.expiring || !may_stand {
             return;
         }
         let age = time::Duration::try_from(config.settings.max_age()).unwrap_or_default();
@@ -193,7 +199,7 @@ fn window(config: &EndpointConfig, began: OffsetDateTime, now: Now) -> Window {
 fn wanted(endpoint: &Endpoint, now: Now) -> Option<(Recovery, usize)> {
     let (gate, config) = (endpoint.gate.as_ref()?, endpoint.config.as_ref()?);
     if gate.is_open() {
-        let idle = !endpoint.has_pending() && !endpoint.nothing_to_probe;
+        let idle = !endpoint.has_due(now) && !endpoint.nothing_to_probe;
         if !idle || !endpoint.probe_due(now) || !config.settings.replay_on_recovery {
             return None;
         }
@@ -211,7 +217,7 @@ fn wanted(endpoint: &Endpoint, now: Now) -> Option<(Recovery, usize)> {
     let few = endpoint.revived.len() < REVIVED_AT_ONCE / 2;
     let few = few && (endpoint.revived.is_empty() || !endpoint.all_revived);
     // With nothing else to send, the replays are the ramp.
-    let ramped = gate.is_ramped(config) || !endpoint.has_pending();
+    let ramped = gate.is_ramped(config) || !endpoint.has_due(now);
     let recovery = gate
         .recovery()
         .filter(|_| few && ramped && gate.is_well())?;

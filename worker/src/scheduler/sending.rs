@@ -86,9 +86,7 @@ impl Scheduler {
             _ if ends.is_some() => false,
             Admission::Send => false,
             Admission::Probe => true,
-            Admission::Defer(deferral) => {
-                let reason = deferral.reason.name();
-                metrics::DEFERRED.with_label_values(&[reason]).inc();
+            Admission::Defer(_) => {
                 self.consider(key, now);
                 return None;
             }

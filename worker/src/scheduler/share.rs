@@ -132,6 +132,13 @@ impl Scheduler {
                 continue;
             };
             let key = flight.endpoint;
+            let (owner, _) = id;
+            // One of an earlier life or epoch: its record would not be counted either.
+            let ours = self.incarnation == Some(owner.incarnation)
+                && self.slots.works(owner.slot, owner.epoch);
+            if !ours {
+                continue;
+            }
             if let Some(endpoint) = self.endpoints.get_mut(&key) {
                 flight.overdue = true;
                 endpoint.pace.overdue += 1;
