@@ -18,7 +18,7 @@ use crate::check::{Invariant, Mutation};
 use crate::receiver::Flight;
 use crate::store::short;
 use crate::worker::MOST_IN_FLIGHT;
-use crate::world::{SECOND, World};
+use crate::world::{Life, SECOND, World};
 use worker::scheduler::Input;
 
 /// What an endpoint's limit may be.
@@ -57,9 +57,12 @@ struct View {
 pub(crate) struct Policy {
     starts: BTreeMap<EndpointKey, Vec<Start>>,
     views: BTreeMap<EndpointKey, View>,
-    /// Probes that were admitted and whose outcome is not recorded: process, endpoint.
-    probes: BTreeMap<(Uuid, Uuid, i64), ((usize, u64), EndpointKey, Ownership)>,
+    /// Probes that were admitted and whose outcome is not recorded.
+    probes: BTreeMap<(Uuid, Uuid, i64), Probe>,
 }
+
+/// Process, endpoint, and under which ownership.
+type Probe = (Life, EndpointKey, Ownership);
 
 impl Policy {
     pub(crate) fn off_the_wire(&mut self, owner: Ownership, delivery: Uuid) {

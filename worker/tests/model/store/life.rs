@@ -152,7 +152,6 @@ impl Store {
     pub(crate) fn commit(&mut self, mut execution: Execution, now: OffsetDateTime) -> Answer {
         self.unlock(&execution);
         let snapshot = std::mem::replace(&mut execution.snapshot, Snapshot::Nothing);
-        let answer = self.write(&execution, snapshot, now);
-        answer
+        self.write(&execution, snapshot, now)
     }
 }

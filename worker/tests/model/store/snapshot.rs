@@ -29,28 +29,6 @@ impl Store {
                     .collect();
                 Snapshot::Answer(Answer::Suspects(all))
             }
-            Statement::Scan(slots) => Snapshot::Answer(Answer::Found(self.scan(slots))),
-            Statement::Configs(keys) => {
-                let found = keys.iter().filter_map(|key| self.endpoints.get(key));
-                let with_runtime = |endpoint: &Endpoint| {
-                    let runtime = self.runtime.get(&endpoint.key).cloned();
-                    (endpoint.clone(), runtime.unwrap_or_default())
-                };
-                Snapshot::Answer(Answer::Endpoints(found.map(with_runtime).collect()))
-            }
-            Statement::Load {
-                wants,
-                requests,
-                due_by,
-            } => Snapshot::Answer(self.load(wants, requests, *due_by)),
-            Statement::Lines { wants, due_by } => Snapshot::Answer(self.lines(wants, *due_by)),
-            Statement::Commands(slots) => {
-                let all = self
-                    .commands
-                    .values()
-                    .filter(|command| slots.contains(&command.slot));
-                Snapshot::Answer(Answer::Commands(all.take(5).copied().collect()))
-            }
             Statement::Record(_, outcomes) => Snapshot::Record {
                 fenced: outcomes
                     .iter()
@@ -88,16 +66,45 @@ impl Store {
                 window,
                 ids,
             } => self.reviving(*owner, *endpoint, (window, ids.len())),
-            Statement::Outages(slots, taken_at) => {
-                Snapshot::Answer(Answer::Outages(self.outages(slots, *taken_at)))
-            }
-            Statement::Awake(slots) => Snapshot::Answer(Answer::Awake(self.awake_in(slots))),
-            Statement::History(keys) => Snapshot::Answer(Answer::History(self.history(keys))),
             Statement::MakeDue(me, id, _) => {
                 let slot = self.live.get(id).map(|row| row.slot);
                 let mine = |slot: Slot| self.slot(slot).owner == Some(*me);
                 Snapshot::Owned(slot.is_some_and(mine) && self.workers.contains_key(me))
             }
+            read => self.read(read),
+        }
+    }
+
+    /// Of a statement that only reads.
+    fn read(&mut self, statement: &Statement) -> Snapshot {
+        match statement {
+            Statement::Scan(slots) => Snapshot::Answer(Answer::Found(self.scan(slots))),
+            Statement::Configs(keys) => {
+                let found = keys.iter().filter_map(|key| self.endpoints.get(key));
+                let with_runtime = |endpoint: &Endpoint| {
+                    let runtime = self.runtime.get(&endpoint.key).cloned();
+                    (endpoint.clone(), runtime.unwrap_or_default())
+                };
+                Snapshot::Answer(Answer::Endpoints(found.map(with_runtime).collect()))
+            }
+            Statement::Load {
+                wants,
+                requests,
+                due_by,
+            } => Snapshot::Answer(self.load(wants, requests, *due_by)),
+            Statement::Lines { wants, due_by } => Snapshot::Answer(self.lines(wants, *due_by)),
+            Statement::Commands(slots) => {
+                let all = self
+                    .commands
+                    .values()
+                    .filter(|command| slots.contains(&command.slot));
+                Snapshot::Answer(Answer::Commands(all.take(5).copied().collect()))
+            }
+            Statement::Outages(slots, taken_at) => {
+                Snapshot::Answer(Answer::Outages(self.outages(slots, *taken_at)))
+            }
+            Statement::Awake(slots) => Snapshot::Answer(Answer::Awake(self.awake_in(slots))),
+            Statement::History(keys) => Snapshot::Answer(Answer::History(self.history(keys))),
             _ => Snapshot::Nothing,
         }
     }
