@@ -10,6 +10,8 @@ ALTER TABLE endpoint_runtime
   ADD recover_refused bool,                   -- ... those refused for good as well
   ADD tat_version    int4,                    -- the endpoint's version that tat_at was counted under
   DROP COLUMN tat_epoch,                      -- was never written; slots.emptied_at says more
+  ADD saved_epoch    int8,                    -- the order of what owners saved: a statement that was late changes nothing
+  ADD saved_seq      int8,
   ADD parked_until   timestamptz,             -- what Retry-After asked for, at hand-over
   ADD p95_ms         int4,                    -- written by the statistics; above 5 s it halves the breaker's threshold
   ADD enabled_at     timestamptz;             -- the last re-enabling: failing_since starts anew, and a probe goes first

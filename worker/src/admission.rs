@@ -119,6 +119,8 @@ pub struct Gate {
     recovery: Option<Recovery>,
     /// When the last outage began.
     outage: Option<OffsetDateTime>,
+    /// When the last outage was seen to be over, and whether it was one of refusals.
+    over: Option<(OffsetDateTime, bool)>,
     /// What is stored says that it fails or refuses: to be corrected by the success that ends that.
     stored_failing: bool,
     /// Of the endpoint, as it was read last.
@@ -190,6 +192,7 @@ impl Gate {
                 .recovery
                 .filter(|_| config.settings.replay_on_recovery),
             outage: None,
+            over: None,
             stored_failing: runtime.failing_since.is_some() || runtime.refusing_since.is_some(),
             version: config.version,
             p95_ms: runtime.p95_ms,
@@ -335,7 +338,11 @@ impl Gate {
                 turns.extend(self.exhaust(now));
             }
         }
+        if turns.contains(&Turn::Accepting) {
+            self.over = Some((now, true));
+        }
         if turns.contains(&Turn::Closed) {
+            self.over = Some((now, false));
             self.limit = AdaptiveLimit::recovering();
             self.well = false;
         }
@@ -514,6 +521,16 @@ impl Gate {
     #[must_use]
     pub const fn failing(&self) -> &Failing {
         &self.failing
+    }
+
+    /// Whether a delivery that has just died belongs to the outage that is over: it was on the wire when that
+    /// ended. `Some`: of which kind it was.
+    #[must_use]
+    pub fn is_late_for(&self, observed: &Observed) -> Option<bool> {
+        let (at, refused) = self.over?;
+        let died =
+            observed.exhausted.is_some() || refused && observed.outcome == Outcome::Permanent;
+        (died && !self.is_open() && observed.started_at <= at).then_some(refused)
     }
 
     /// Whether sending is back to what it was after an outage.

@@ -25,9 +25,9 @@ use crate::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 const SAVE: &str = "
 WITH inp AS MATERIALIZED (
   SELECT * FROM unnest($2::int2[], $3::int8[], $4::int8[], $5::int4[], $6::timestamptz[], $7::float8[], $8::timestamptz[],
-                       $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::timestamptz[], $13::bool[])
+                       $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::timestamptz[], $13::bool[], $14::int8[])
     u(slot, epoch, endpoint_id, tenant_id, opened_at, cooldown, next_probe_at,
-      failing_since, refusing_since, recover_from, recover_until, recover_refused)),
+      failing_since, refusing_since, recover_from, recover_until, recover_refused, seq)),
 me AS MATERIALIZED (SELECT id FROM workers WHERE id = $1 FOR KEY SHARE),
 mine AS MATERIALIZED (
   SELECT s.slot, s.epoch FROM slots s JOIN me ON me.id = s.owner WHERE s.slot = ANY ($2) ORDER BY s.slot FOR SHARE OF s),
@@ -35,15 +35,16 @@ ok AS MATERIALIZED (
   SELECT * FROM (SELECT inp.*, (slot, epoch) IN (SELECT slot, epoch FROM mine) AS fenced_in FROM inp OFFSET 0) x WHERE fenced_in),
 put AS (
   INSERT INTO endpoint_runtime (endpoint_id, slot, tenant_id, breaker, opened_at, cooldown, next_probe_at,
-                                failing_since, refusing_since, recover_from, recover_until, recover_refused)
+                                failing_since, refusing_since, recover_from, recover_until, recover_refused, saved_epoch, saved_seq)
   SELECT endpoint_id, slot, tenant_id, CASE WHEN opened_at IS NULL THEN 0 ELSE 1 END, opened_at, cooldown * interval '1 s', next_probe_at,
-         failing_since, refusing_since, recover_from, recover_until, recover_refused
+         failing_since, refusing_since, recover_from, recover_until, recover_refused, epoch, seq
   FROM ok ORDER BY endpoint_id
   ON CONFLICT (endpoint_id) DO UPDATE SET
     slot = excluded.slot, tenant_id = excluded.tenant_id, breaker = excluded.breaker, opened_at = excluded.opened_at,
     cooldown = excluded.cooldown, next_probe_at = excluded.next_probe_at, failing_since = excluded.failing_since,
     refusing_since = excluded.refusing_since, recover_from = excluded.recover_from, recover_until = excluded.recover_until,
-    recover_refused = excluded.recover_refused)
+    recover_refused = excluded.recover_refused, saved_epoch = excluded.saved_epoch, saved_seq = excluded.saved_seq
+  WHERE (coalesce(endpoint_runtime.saved_epoch, 0), coalesce(endpoint_runtime.saved_seq, 0)) <= (excluded.saved_epoch, excluded.saved_seq))
 SELECT endpoint_id FROM ok";
 
 /// By `endpoint_runtime_awake`, per slot, then `endpoints_pkey`. No lock.
@@ -87,6 +88,9 @@ pub struct Runtime {
     pub refusing_since: Option<OffsetDateTime>,
     /// The outage whose dead letters are being replayed.
     pub recovery: Option<Recovery>,
+    /// Grows with each state that one owner saves: a statement whose client gave up on it, and which commits
+    /// after a later one, changes nothing. Not read back.
+    pub sequence: i64,
     /// The bucket at the last hand-over: its position, and the endpoint's version that it was
     /// counted under.
     pub bucket: Option<(OffsetDateTime, i32)>,
@@ -163,7 +167,7 @@ pub async fn save_all(
     for state in states {
         c.push(state);
     }
-    let params: [&(dyn ToSql + Sync); 13] = [
+    let params: [&(dyn ToSql + Sync); 14] = [
         &incarnation.0,
         &c.slot,
         &c.epoch,
@@ -177,6 +181,7 @@ pub async fn save_all(
         &c.recover_from,
         &c.recover_until,
         &c.recover_refused,
+        &c.sequence,
     ];
     let rows = client.query(SAVE, &params).await?;
     rows.iter()
@@ -199,11 +204,13 @@ struct Columns {
     recover_from: Vec<Option<OffsetDateTime>>,
     recover_until: Vec<Option<OffsetDateTime>>,
     recover_refused: Vec<Option<bool>>,
+    sequence: Vec<i64>,
 }
 
 impl Columns {
     fn push(&mut self, state: &Save<'_>) {
         let runtime = state.runtime;
+        self.sequence.push(runtime.sequence);
         self.slot.push(state.slot.0);
         self.epoch.push(state.epoch.0);
         self.endpoint.push(state.endpoint.0);
@@ -305,6 +312,7 @@ pub(super) fn read(row: &Row, first: usize) -> Result<Runtime, StoreError> {
         failing_since: row.try_get(first + 3)?,
         refusing_since: row.try_get(first + 4)?,
         recovery,
+        sequence: 0,
         bucket: tat.zip(version),
         parked_until: row.try_get(first + 10)?,
         p95_ms: p95.and_then(|p95| u32::try_from(p95).ok()),

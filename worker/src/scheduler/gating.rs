@@ -42,7 +42,12 @@ impl Scheduler {
             return;
         };
         let turns = gate.ended(config, observed, now.database);
+        let late = gate.is_late_for(observed).filter(|_| record.dead);
         self.turned(key, &turns, Some(observed), now);
+        if let Some(refused) = late {
+            self.outage_over(key, refused, now);
+            self.store(key, now);
+        }
         self.tell_of_failure(record, observed, now);
         self.disable_failing(key, observed, now);
     }
@@ -76,7 +81,7 @@ impl Scheduler {
             }
             // A notice that fails makes no notice.
             let notice = notice.filter(|_| !observed.is_some_and(|it| it.notice));
-            self.store(key);
+            self.store(key, now);
             self.tell(key, notice.map(|kind| (kind, observed.copied())));
         }
     }
@@ -167,18 +172,23 @@ impl Scheduler {
             }
         };
         endpoint.told.disabling = Some(now.database);
-        self.store(key);
+        self.store(key, now);
         self.tell(key, notice);
         self.change(key, None, None, disable);
     }
 
     /// Hands on what is stored of an endpoint: it turned.
-    pub(super) fn store(&mut self, key: EndpointKey) {
+    pub(super) fn store(&mut self, key: EndpointKey, now: Now) {
         let gate = self
             .endpoints
             .get_mut(&key)
             .and_then(|found| found.gate.as_mut());
         if let Some(runtime) = gate.map(Gate::store) {
+            let sequence = i64::try_from(now.boot.0.as_micros()).unwrap_or(i64::MAX);
+            let runtime = Runtime {
+                sequence,
+                ..runtime
+            };
             self.change(key, Some(runtime), None, None);
         }
     }

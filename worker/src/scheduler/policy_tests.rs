@@ -86,7 +86,7 @@ impl Bench {
             delivery,
             next_due: None,
             observed: Some(observed),
-            dead: false,
+            dead: observed.exhausted.is_some(),
         }]));
     }
 
@@ -1143,4 +1143,37 @@ fn a_request_of_an_earlier_epoch_that_hangs_makes_nobody_slow() {
 
     let endpoint = bench.scheduler.endpoints.get(&ENDPOINT).unwrap();
     assert!(!endpoint.pace.is_slow());
+}
+
+#[test]
+fn what_was_on_the_wire_when_an_outage_ended_and_died_belongs_to_it() {
+    let mut bench = Bench::new();
+    bench.open();
+    bench.hint();
+    bench.pass(COOLDOWN);
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(50))], with(|_| {}));
+    bench.effects();
+    bench.ended(id(50), Outcome::Delivered, Duration::from_millis(5));
+    let request = loads(&bench.effects()).remove(0);
+    bench.answer_as(&request, vec![row(id(51))], with(|_| {}));
+    bench.effects();
+    let closed = bench.now().database;
+
+    // Recorded late: it started before the probe succeeded.
+    bench.pass(Duration::from_secs(20));
+    let began = closed - Duration::from_secs(60);
+    bench.ended_as(id(51), Outcome::Transient, Duration::from_secs(25), |it| {
+        Observed {
+            exhausted: Some(began),
+            ..it
+        }
+    });
+
+    let windows = bench.effects().into_iter().filter_map(|effect| match effect {
+        Effect::Change(change) => change.runtime.and_then(|it| it.recovery),
+        _ => None,
+    });
+    let until = windows.map(|window| window.until).max();
+    assert_eq!(until, Some(bench.now().database));
 }

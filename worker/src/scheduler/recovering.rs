@@ -96,7 +96,7 @@ impl Scheduler {
                 if let Some(gate) = gate.filter(|gate| gate.recovery().is_some()) {
                     gate.recover(None);
                     let recovered = std::mem::take(&mut endpoint.has_revived);
-                    self.store(key);
+                    self.store(key, now);
                     let notice = (NoticeKind::DeliveryRecovered, None);
                     self.tell(key, recovered.then_some(notice));
                 }
