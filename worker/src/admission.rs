@@ -331,7 +331,12 @@ impl Gate {
             Signal::Success => {
                 self.history = History::Known;
                 self.last_success = Some(observed.started_at);
-                self.exhausted = None;
+                // A ladder was exhausted, and it was not known yet whether that was an outage: if it was, it is
+                // over. If not, a dead letter is tried once more than it had to be.
+                if let Some(began) = self.exhausted.take() {
+                    self.outage = Some(began);
+                    turns.push(Turn::Over);
+                }
             }
             Signal::Failure | Signal::Alive | Signal::Silent | Signal::Gone => {
                 self.exhausted = self.exhausted.or(observed.exhausted);

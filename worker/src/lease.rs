@@ -297,6 +297,7 @@ impl Lease {
                     slot: *slot,
                     epoch: *epoch,
                     endpoints: Vec::new(),
+                    doubtful: false,
                 }).collect();
                 let slots = slots.unwrap_or_else(all);
                 self.release(session, incarnation, tenure, slots).await;
@@ -312,13 +313,16 @@ impl Lease {
         leaving: Vec<Leaving>,
     ) {
         let endpoints: Vec<Handed> = leaving.iter().flat_map(handed_over).collect();
+        let doubtful = leaving.iter().filter(|it| it.doubtful).map(|it| it.slot);
+        let mut doubtful: Vec<Slot> = doubtful.collect();
         let slots = leaving.iter().map(|it| (it.slot, it.epoch)).collect();
         let leaving = tenure.still_held(slots);
         let slots: Vec<Slot> = leaving.iter().map(|(slot, _)| *slot).collect();
         if !self.changes.settled(&slots, STATEMENT_BUDGET).await {
             tracing::warn!("slots are handed over before all that changed in them is stored");
+            doubtful.clone_from(&slots);
         }
-        let releasing = slots::release(session, incarnation, &leaving, &endpoints);
+        let releasing = slots::release(session, incarnation, &leaving, &endpoints, &doubtful);
         match within(STATEMENT_BUDGET, releasing).await {
             Ok(_) => announce(session).await,
             // Whether they are still ours is seen at the next renewal, which then takes them anew.

@@ -98,6 +98,10 @@ ON CONFLICT (endpoint_id) DO UPDATE SET
   slot = excluded.slot, tenant_id = excluded.tenant_id,
   tat_at = excluded.tat_at, tat_version = excluded.tat_version, parked_until = excluded.parked_until";
 
+/// In the transaction of [`RELEASE`]: the next owner looks as closely as after a crash.
+const DOUBT: &str =
+    "UPDATE slots SET released_epoch = NULL WHERE slot = ANY ($1) AND owner IS NULL";
+
 const LEAVE: &str = "DELETE FROM workers WHERE id = $1";
 
 const SUSPECTS: &str = "SELECT delivery_id, deaths FROM suspects ORDER BY seen_at DESC LIMIT 10000";
@@ -122,6 +126,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("slots::lock_self", LOCK_SELF),
     ("slots::release", RELEASE),
     ("slots::hand_over", HAND_OVER),
+    ("slots::doubt", DOUBT),
     ("slots::leave", LEAVE),
     ("slots::suspects", SUSPECTS),
     ("slots::charge_suspect", CHARGE_SUSPECT),
@@ -316,7 +321,8 @@ fn columns(slots: &[(Slot, Epoch)]) -> (Vec<i16>, Vec<i64>) {
 
 /// Hands slots over, with what the next owner must know of their endpoints' limits; nothing of them may
 /// be on the wire. `buckets`: each endpoint at most once; those of slots that are not handed over here are
-/// left out. Returns the slots that were still ours.
+/// left out. `doubtful`: slots in which an outage may have begun that is stored nowhere: they count as taken
+/// from a dead owner. Returns the slots that were still ours.
 ///
 /// # Errors
 /// As any statement.
@@ -325,6 +331,7 @@ pub async fn release(
     incarnation: Incarnation,
     slots: &[(Slot, Epoch)],
     buckets: &[Handed],
+    doubtful: &[Slot],
 ) -> Result<Vec<Slot>, StoreError> {
     let (slots, epochs) = columns(slots);
     let transaction = client.transaction().await?;
@@ -340,6 +347,11 @@ pub async fn release(
     let handed: Vec<&Handed> = buckets.iter().filter(ours).collect();
     if !handed.is_empty() {
         hand_over(&transaction, &handed).await?;
+    }
+    let doubtful = doubtful.iter().filter(|slot| released.contains_key(slot));
+    let doubtful: Vec<i16> = doubtful.map(|slot| slot.0).collect();
+    if !doubtful.is_empty() {
+        transaction.execute(DOUBT, &[&doubtful]).await?;
     }
     transaction.commit().await?;
     Ok(released.into_keys().collect())

@@ -252,7 +252,7 @@ async fn after_a_clean_hand_over_the_bucket_is_there_with_its_version_and_never_
     let buckets = [handed(&owner, ENDPOINT, Some(tat)), parked];
     let leaving = [(SLOT, owner.epoch)];
 
-    let released = slots::release(&mut owner.session, owner.life, &leaving, &buckets).await;
+    let released = slots::release(&mut owner.session, owner.life, &leaving, &buckets, &[]).await;
     let successor = join(&owner.session).await;
     let taken = take_all(&owner.session, successor).await;
 
@@ -276,7 +276,7 @@ async fn a_crash_after_a_clean_hand_over_is_not_clean() {
     let mut owner = Owner::new().await;
     let leaving = [(SLOT, owner.epoch)];
     let buckets = [handed(&owner, ENDPOINT, Some(owner.now().await))];
-    slots::release(&mut owner.session, owner.life, &leaving, &buckets)
+    slots::release(&mut owner.session, owner.life, &leaving, &buckets, &[])
         .await
         .unwrap();
     let crashing = join(&owner.session).await;
@@ -324,7 +324,7 @@ async fn buckets_of_slots_that_are_not_handed_over_are_not_stored() {
         ..handed(&owner, OTHER, Some(at))
     };
     let leaving = [(SLOT, owner.epoch)];
-    let partly = slots::release(&mut owner.session, owner.life, &leaving, &[past, kept]).await;
+    let partly = slots::release(&mut owner.session, owner.life, &leaving, &[past, kept], &[]).await;
     owner.succeeded_by_another().await;
     let dead = [Handed {
         slot: shared::ids::Slot(2),
@@ -332,7 +332,7 @@ async fn buckets_of_slots_that_are_not_handed_over_are_not_stored() {
     }];
     let leaving = [(shared::ids::Slot(2), owner.epoch)];
 
-    let late = slots::release(&mut owner.session, owner.life, &leaving, &dead).await;
+    let late = slots::release(&mut owner.session, owner.life, &leaving, &dead, &[]).await;
 
     assert_eq!(partly.unwrap(), [SLOT]);
     assert_eq!(late.unwrap(), []);
@@ -347,7 +347,7 @@ async fn handing_a_bucket_over_leaves_the_breaker_as_it_is() {
     let buckets = [handed(&owner, ENDPOINT, Some(at))];
     let leaving = [(SLOT, owner.epoch)];
 
-    slots::release(&mut owner.session, owner.life, &leaving, &buckets)
+    slots::release(&mut owner.session, owner.life, &leaving, &buckets, &[])
         .await
         .unwrap();
 

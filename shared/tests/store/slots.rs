@@ -69,7 +69,7 @@ async fn what_is_owned_without_being_known_is_taken_anew_once() {
     let again = slots::reclaim(&mut session, me, &census.mine)
         .await
         .unwrap();
-    let late = slots::release(&mut session, me, &taken, &[])
+    let late = slots::release(&mut session, me, &taken, &[], &[])
         .await
         .unwrap();
 
@@ -86,7 +86,10 @@ async fn what_is_owned_without_being_known_is_taken_anew_once() {
         (vec![], vec![]),
         "an earlier statement finds another epoch"
     );
-    assert_eq!(slots::census(&session, me).await.unwrap().mine, pairs(&anew));
+    assert_eq!(
+        slots::census(&session, me).await.unwrap().mine,
+        pairs(&anew)
+    );
 }
 
 #[tokio::test]

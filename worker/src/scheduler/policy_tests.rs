@@ -1170,10 +1170,13 @@ fn what_was_on_the_wire_when_an_outage_ended_and_died_belongs_to_it() {
         }
     });
 
-    let windows = bench.effects().into_iter().filter_map(|effect| match effect {
-        Effect::Change(change) => change.runtime.and_then(|it| it.recovery),
-        _ => None,
-    });
+    let windows = bench
+        .effects()
+        .into_iter()
+        .filter_map(|effect| match effect {
+            Effect::Change(change) => change.runtime.and_then(|it| it.recovery),
+            _ => None,
+        });
     let until = windows.map(|window| window.until).max();
     assert_eq!(until, Some(bench.now().database));
 }

@@ -211,6 +211,10 @@ impl Scheduler {
         for record in records {
             let (flight, ours) = self.permit_returned(record.owner, record.delivery);
             if !ours {
+                if record.observed.is_some_and(|it| it.exhausted.is_some()) {
+                    let owner = record.owner;
+                    self.slots.leave_doubt(owner.slot, owner.epoch);
+                }
                 continue;
             }
             self.suspects.remove(&record.delivery);

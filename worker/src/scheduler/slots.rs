@@ -42,6 +42,8 @@ pub struct Leaving {
     pub epoch: Epoch,
     /// What the next owner has to know of its endpoints.
     pub endpoints: Vec<HandedOver>,
+    /// An outage may have begun there that is stored nowhere: the next owner looks as after a crash.
+    pub doubtful: bool,
 }
 
 /// What the next owner has to know of an endpoint beside what is stored on transitions (R1).
@@ -65,6 +67,8 @@ struct Owned {
     /// Its last owner died: when to ask next whether that left an outage unseen.
     doubtful: Option<BootTime>,
     handed_over: Vec<HandedOver>,
+    /// See [`Leaving::doubtful`].
+    leaves_doubt: bool,
     scan_at: BootTime,
     in_flight: usize,
     releasing: bool,
@@ -87,6 +91,7 @@ impl OwnedSlots {
             taken,
             doubtful: (!taken.clean).then_some(now),
             handed_over: Vec::new(),
+            leaves_doubt: false,
             scan_at: now,
             in_flight: 0,
             releasing: false,
@@ -110,6 +115,14 @@ impl OwnedSlots {
     pub(super) fn hand_over(&mut self, slot: Slot, endpoint: HandedOver) {
         if let Some(owned) = self.slots.get_mut(&slot) {
             owned.handed_over.push(endpoint);
+        }
+    }
+
+    /// A delivery of a leaving slot died, and nobody here knows its endpoint any more.
+    pub(super) fn leave_doubt(&mut self, slot: Slot, epoch: Epoch) {
+        let owned = self.slots.get_mut(&slot);
+        if let Some(owned) = owned.filter(|owned| owned.epoch == epoch) {
+            owned.leaves_doubt = true;
         }
     }
 
@@ -207,6 +220,7 @@ impl OwnedSlots {
                     slot: *slot,
                     epoch: owned.epoch,
                     endpoints: std::mem::take(&mut owned.handed_over),
+                    doubtful: owned.leaves_doubt,
                 }
             })
             .collect()

@@ -112,11 +112,6 @@ impl World {
         else {
             return;
         };
-        // TODO
-        if matches!(execution.statement, Statement::Save(..)) && self.calls[&id].answered {
-            self.store.abort(&execution);
-            return self.unblock();
-        }
         let answer = self.store.commit(execution, now);
         self.tell(|| format!("database commits {id}: {answer:?}"));
         if let Answer::Taken(slots) = &answer {

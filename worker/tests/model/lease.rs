@@ -322,10 +322,12 @@ impl World {
             return;
         };
         let handed = asked.iter().flat_map(handed_over).collect();
+        let doubtful = asked.iter().filter(|it| it.doubtful).map(|it| it.slot);
+        let doubtful = doubtful.collect();
         let slots = asked.iter().map(|it| (it.slot, it.epoch)).collect();
         let leaving = self.tenure(index).still_held(slots);
         let me = self.me(index);
-        let statement = Statement::Release(me, leaving.clone(), handed);
+        let statement = Statement::Release(me, leaving.clone(), handed, doubtful);
         self.lease_asks(index, At::Releasing(leaving), statement);
     }
 

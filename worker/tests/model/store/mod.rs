@@ -144,7 +144,8 @@ pub(crate) enum Statement {
     Census(Incarnation),
     Acquire(Incarnation, usize),
     Reclaim(Incarnation, Vec<(Slot, Epoch)>),
-    Release(Incarnation, Vec<(Slot, Epoch)>, Vec<Handed>),
+    /// With the slots that are handed over in doubt.
+    Release(Incarnation, Vec<(Slot, Epoch)>, Vec<Handed>, Vec<Slot>),
     Leave(Incarnation),
     Suspects,
     ChargeSuspect(Uuid),
@@ -287,6 +288,8 @@ pub(crate) struct Store {
     pub(crate) endpoints: BTreeMap<EndpointKey, Endpoint>,
     pub(crate) commands: BTreeMap<i64, Command>,
     pub(crate) runtime: BTreeMap<EndpointKey, Runtime>,
+    /// The order of what was saved last.
+    pub(super) saved: BTreeMap<EndpointKey, (Epoch, i64)>,
     pub(crate) dead_letters: BTreeMap<Uuid, DeadLetter>,
     pub(crate) attempts: Vec<Attempt>,
     /// Requests charged to the deliveries of an event.
@@ -325,6 +328,7 @@ impl Store {
             endpoints: BTreeMap::new(),
             commands: BTreeMap::new(),
             runtime: BTreeMap::new(),
+            saved: BTreeMap::new(),
             dead_letters: BTreeMap::new(),
             attempts: Vec::new(),
             charged: BTreeMap::new(),

@@ -46,6 +46,16 @@ impl Store {
             if !locked || !self.holds(state.owner) {
                 continue;
             }
+            // A statement that was late changes nothing.
+            let order = (state.owner.epoch, state.runtime.sequence);
+            if self
+                .saved
+                .get(&state.endpoint)
+                .is_some_and(|last| *last > order)
+            {
+                continue;
+            }
+            self.saved.insert(state.endpoint, order);
             let row = self.runtime.entry(state.endpoint).or_default();
             *row = Runtime {
                 bucket: row.bucket,

@@ -108,7 +108,14 @@ impl Store {
                 Answer::Done
             }
             Statement::Reclaim(me, slots) => self.reclaim(*me, slots, at),
-            Statement::Release(me, slots, handed) => self.release(*me, slots, handed),
+            Statement::Release(me, slots, handed, doubtful) => {
+                self.release(*me, slots, handed);
+                for slot in doubtful {
+                    let row = self.slot_mut(*slot);
+                    row.released = row.released.filter(|_| row.owner.is_some());
+                }
+                Answer::Done
+            }
             Statement::Leave(me) => {
                 self.workers.remove(me);
                 Answer::Done
@@ -323,7 +330,7 @@ impl Store {
         }
     }
 
-    fn release(&mut self, me: Incarnation, slots: &[(Slot, Epoch)], handed: &[Handed]) -> Answer {
+    fn release(&mut self, me: Incarnation, slots: &[(Slot, Epoch)], handed: &[Handed]) {
         for (slot, epoch) in slots {
             let row = self.slot_mut(*slot);
             if row.owner == Some(me) && row.epoch == *epoch {
@@ -335,7 +342,6 @@ impl Store {
                 self.hand_over(of_it);
             }
         }
-        Answer::Done
     }
 
     pub(super) fn close(
