@@ -510,6 +510,12 @@ impl Gate {
         self.bucket.as_ref().is_some_and(paced)
     }
 
+    /// A ladder was exhausted, and what was tried before it is not known yet.
+    #[must_use]
+    pub const fn is_undecided(&self) -> bool {
+        self.exhausted.is_some()
+    }
+
     /// Not closed: its deliveries stay in the database until the probe.
     #[must_use]
     pub fn is_open(&self) -> bool {

@@ -118,7 +118,7 @@ CROSS JOIN LATERAL (
     WHERE d.endpoint_id = e.id AND d.class = k.class AND d.class <= 3 AND d.dead_at >= greatest($2, up.started_at)
       AND d.replayed_as IS NULL AND d.kind <> 2
     ORDER BY d.endpoint_id, d.class, d.dead_at LIMIT 1) f) d
-WHERE coalesce(r.breaker, 0) = 0 AND r.recover_until IS NULL
+WHERE coalesce(r.breaker, 0) = 0 AND coalesce(last.dead_at > r.recover_until, true)
   AND coalesce(up.started_at < coalesce(began.started_at, last.dead_at), true)";
 
 /// Every statement of this module, for the test that prepares them all.
@@ -178,10 +178,10 @@ pub async fn revive(
 
 /// Enabled endpoints of these slots that look as if their last owner was killed before it could save that
 /// their breaker opened: a dead letter since `since` that tells of an outage, no success from its first
-/// attempt to the take-over, and neither an open breaker nor a recovery stored. With each the instant at
-/// which the first such dead letter after its last success died. For after a take-over that was not clean:
-/// what the new owner has delivered by now does not hide what the old one left. Costs a few index probes per
-/// endpoint that has dead letters, in whatever slot.
+/// attempt to the take-over, and neither an open breaker nor a recovery from it stored. With each the instant
+/// at which the first such dead letter after its last success died. For after a take-over that was not
+/// clean: what the new owner has delivered by now does not hide what the old one left. Costs a few index
+/// probes per endpoint that has dead letters, in whatever slot.
 ///
 /// # Errors
 /// As any statement.

@@ -425,6 +425,15 @@ async fn no_outage_is_found_twice_or_where_nothing_is_to_be_done() {
     })
     .await;
     let recovering = outages(&owner, at).await;
+    save(Runtime {
+        recovery: Some(Recovery {
+            until: at - 6 * MINUTE,
+            ..window(at)
+        }),
+        ..Runtime::default()
+    })
+    .await;
+    let another = outages(&owner, at).await;
     save(Runtime::default()).await;
     let again = outages(&owner, at).await;
     let disable = "UPDATE endpoints SET state = 2";
@@ -432,7 +441,7 @@ async fn no_outage_is_found_twice_or_where_nothing_is_to_be_done() {
     let disabled = outages(&owner, at).await;
 
     assert_eq!(of_no_outage, []);
-    assert_eq!((found.len(), again.len()), (1, 1));
+    assert_eq!((found.len(), again.len(), another.len()), (1, 1, 1));
     assert_eq!((open, recovering, disabled), (vec![], vec![], vec![]));
 }
 

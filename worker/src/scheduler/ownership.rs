@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::endpoint::Endpoint;
 use super::slots::{HandedOver, Taken};
 use super::{Now, Scheduler, size};
+use crate::admission::Gate;
 
 impl Scheduler {
     pub(super) fn renewed(&mut self, sent_at: BootTime) {
@@ -85,6 +86,14 @@ impl Scheduler {
         }
         // Nothing starts there any more, so the buckets stand still.
         for endpoint in self.endpoints.values() {
+            let undecided =
+                endpoint.outage.is_some() || endpoint.gate.as_ref().is_some_and(Gate::is_undecided);
+            if undecided
+                && leaving.contains(&endpoint.slot)
+                && let Some(taken) = self.slots.taken(endpoint.slot)
+            {
+                self.slots.leave_doubt(endpoint.slot, taken.epoch);
+            }
             let Some(gate) = endpoint
                 .gate
                 .as_ref()

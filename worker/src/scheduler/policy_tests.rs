@@ -836,6 +836,20 @@ impl Bench {
 }
 
 #[test]
+fn a_slot_leaves_in_doubt_while_nobody_has_looked_into_its_last_owners_death() {
+    let mut bench = Bench::new();
+    bench.take_from_the_dead();
+    bench.tell(Input::Drain);
+
+    let left = bench.effects().into_iter().find_map(|effect| match effect {
+        Effect::Release(slots) => slots.first().map(|it| it.doubtful),
+        _ => None,
+    });
+
+    assert_eq!(left, Some(true));
+}
+
+#[test]
 fn an_outage_that_was_over_before_it_was_found_is_recovered_from_and_opens_nothing() {
     let mut bench = Bench::new();
     let (epoch, taken_at) = bench.take_from_the_dead();

@@ -220,7 +220,7 @@ impl OwnedSlots {
                     slot: *slot,
                     epoch: owned.epoch,
                     endpoints: std::mem::take(&mut owned.handed_over),
-                    doubtful: owned.leaves_doubt,
+                    doubtful: owned.leaves_doubt || owned.doubtful.is_some(),
                 }
             })
             .collect()

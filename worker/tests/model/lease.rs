@@ -322,8 +322,10 @@ impl World {
             return;
         };
         let handed = asked.iter().flat_map(handed_over).collect();
-        let doubtful = asked.iter().filter(|it| it.doubtful).map(|it| it.slot);
-        let doubtful = doubtful.collect();
+        let all: Vec<Slot> = asked.iter().map(|it| it.slot).collect();
+        let settled = self.processes[index].transitions.is_settled(&all);
+        let doubtful = asked.iter().filter(|it| it.doubtful || !settled);
+        let doubtful = doubtful.map(|it| it.slot).collect();
         let slots = asked.iter().map(|it| (it.slot, it.epoch)).collect();
         let leaving = self.tenure(index).still_held(slots);
         let me = self.me(index);

@@ -5,7 +5,8 @@
 //! API; then the faults stop and everything must end. D3, D4, D6 and D8 hold at every step, and no
 //! healthy worker sends twice (see [`check`]).
 //!
-//! - `POSTRIDER_MODEL_SEEDS=20000 cargo test -p postrider-worker --test model --release` explores more.
+//! - `POSTRIDER_MODEL_SEEDS=20000 cargo test -p postrider-worker --test model --release` explores more, from
+//!   `POSTRIDER_MODEL_FIRST` on.
 //! - `POSTRIDER_MODEL_SEED=17 cargo test -p postrider-worker --test model one_seed -- --nocapture` runs
 //!   one again and prints how it came to its end (`POSTRIDER_MODEL_TRACE` lines of it).
 #![expect(
@@ -103,7 +104,8 @@ fn report(failure: &Failure) -> String {
 fn the_invariants_hold_in_all_explored_runs() {
     let mut sum = Counts::default();
     let runs = setting("POSTRIDER_MODEL_SEEDS").unwrap_or(SEEDS);
-    for seed in 0..runs {
+    let first = setting("POSTRIDER_MODEL_FIRST").unwrap_or(0);
+    for seed in first..first + runs {
         match explore(seed, Mutation::None) {
             Ok(counts) => sum.add(&counts),
             Err(failure) => panic!("{}", report(&failure)),

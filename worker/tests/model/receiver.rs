@@ -182,6 +182,10 @@ impl World {
 
     /// The engine was told that a record was acknowledged.
     pub(crate) fn acknowledged(&mut self, key: FlightKey) {
+        let now = self.database_time();
+        if let Some(letter) = self.store.dead_letters.get_mut(&key.0) {
+            letter.known_at.get_or_insert(now);
+        }
         if let Some(flight) = self.flights.remove(&key) {
             self.policy.off_the_wire(flight.owner, key.0);
         }

@@ -105,6 +105,8 @@ pub(crate) struct DeadLetter {
     pub(crate) class: DeadLetterClass,
     pub(crate) dead_at: OffsetDateTime,
     pub(crate) replayed_as: Option<Uuid>,
+    /// When its owner heard of it.
+    pub(crate) known_at: Option<OffsetDateTime>,
     /// Held by a statement that makes it live again.
     locked: bool,
 }

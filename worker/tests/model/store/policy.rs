@@ -158,6 +158,7 @@ impl Store {
             class,
             dead_at: now,
             replayed_as: None,
+            known_at: None,
             locked: false,
         };
         self.dead_letters.insert(row.id, letter);
@@ -266,14 +267,15 @@ impl Store {
 
     fn outage_of(&self, key: EndpointKey, taken_at: OffsetDateTime) -> Option<OffsetDateTime> {
         let stored = self.runtime.get(&key).cloned().unwrap_or_default();
-        if stored.opened_at.is_some() || stored.recovery.is_some() {
-            return None;
-        }
         let letters = self.dead_letters.values();
         let letters = letters.filter(|it| it.row.endpoint == key && is_of_outage(it.class, false));
         let letters =
             letters.filter(|it| it.replayed_as.is_none() && it.row.kind != Kind::AutoReplay);
         let last = letters.clone().max_by_key(|it| it.dead_at)?;
+        let recovers = stored.recovery.is_some_and(|it| last.dead_at <= it.until);
+        if stored.opened_at.is_some() || recovers {
+            return None;
+        }
         let began = self.began(last).unwrap_or(last.dead_at);
         let up = self.successes(key).filter(|at| *at < taken_at).max();
         if up.is_some_and(|up| up >= began) {
@@ -322,8 +324,9 @@ impl Store {
         // What was disabled meanwhile is replayed by hand.
         let counts = is_enabled(endpoint) && endpoint.off_until.is_none_or(|off| off < began);
         let mut successes = self.successes(endpoint.key);
-        // A success that comes while its owner looks at the attempts before counts as one before.
-        let until = letter.dead_at + LOOKS_BACK;
+        // A success that comes before its owner knows, and has looked at the attempts before, counts as one
+        // before. If that owner dies, the next one looks at what was before it.
+        let until = letter.known_at.unwrap_or(letter.dead_at) + LOOKS_BACK;
         counts && !successes.any(|at| (began..=until).contains(&at))
     }
 }
