@@ -11,6 +11,7 @@
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointKey, Slot, TenantKey, lower_bound};
 use shared::runtime::clock::BootTime;
+use shared::store::endpoint_runtime::Recovery;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -69,7 +70,7 @@ pub(super) struct Endpoint {
     /// Dead letters that were made live again and have not been tried yet.
     pub(super) revived: Set<Uuid>,
     /// A question about it is out: dead letters to make live, rows that are too old.
-    pub(super) reviving: bool,
+    pub(super) reviving: Option<Recovery>,
     pub(super) expiring: bool,
     /// All that an outage left is live again: nothing to ask for while some of it was not tried.
     pub(super) all_revived: bool,
@@ -131,7 +132,7 @@ impl Endpoint {
             // Not known to be quick.
             counted_slow: true,
             revived: Set::default(),
-            reviving: false,
+            reviving: None,
             expiring: false,
             all_revived: false,
             has_revived: false,
@@ -554,7 +555,7 @@ impl Endpoint {
             && !self.more_ready
             && !self.lines.wants_load()
             && !self.closing
-            && !self.reviving
+            && self.reviving.is_none()
             && !self.expiring
             && self.outage.is_none()
             && self.next_due.is_none()

@@ -725,6 +725,20 @@ fn a_breaker_that_opens_again_looks_for_dead_letters_to_probe_with_again() {
 }
 
 #[test]
+fn an_answer_that_came_too_late_says_nothing_about_another_outage() {
+    let mut bench = Bench::new();
+    bench.probed(Outcome::Delivered, 2);
+    // It opens again before the answer to what was asked about the first.
+    bench.fail(10);
+    bench.revived(vec![]);
+    bench.effects();
+
+    bench.pass(COOLDOWN);
+
+    assert_eq!(revivals(&bench.effects()), [1]);
+}
+
+#[test]
 fn a_new_event_does_not_wait_for_the_end_of_an_outages_backlog() {
     let mut bench = Bench::new();
     bench.open();

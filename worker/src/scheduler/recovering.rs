@@ -63,13 +63,13 @@ impl Scheduler {
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
         };
-        if endpoint.reviving || endpoint.load_out || !endpoint.enabled() {
+        if endpoint.reviving.is_some() || endpoint.load_out || !endpoint.enabled() {
             return;
         }
         let Some((window, count)) = wanted(endpoint, now) else {
             return;
         };
-        endpoint.reviving = true;
+        endpoint.reviving = Some(window);
         self.effects.push(Effect::Revive {
             owner,
             endpoint: key,
@@ -83,15 +83,21 @@ impl Scheduler {
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
         };
-        endpoint.reviving = false;
+        let asked = endpoint.reviving.take();
         match deliveries {
             None => {
                 self.due.insert((now.database + ASK_AGAIN, key));
             }
             Some(none) if none.is_empty() => {
-                endpoint.nothing_to_probe = true;
-                endpoint.all_revived = true;
-                let ended = endpoint.revived.is_empty() && !endpoint.is_open();
+                let gate = endpoint.gate.as_ref();
+                let opened = gate.and_then(|gate| gate.breaker().opened_at());
+                let recovery = gate.and_then(|gate| gate.recovery().copied());
+                // What was asked may be out of date: the breaker opened since, or another outage ended.
+                endpoint.nothing_to_probe = opened
+                    .zip(asked)
+                    .is_some_and(|(opened, asked)| asked.until >= opened);
+                endpoint.all_revived = opened.is_none() && asked == recovery;
+                let ended = endpoint.all_revived && endpoint.revived.is_empty();
                 let gate = endpoint.gate.as_mut().filter(|_| ended);
                 if let Some(gate) = gate.filter(|gate| gate.recovery().is_some()) {
                     gate.recover(None);
