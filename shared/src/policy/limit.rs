@@ -18,6 +18,9 @@ const LOWEST: f64 = 1.0 / 128.0;
 /// The shortest response time that a pause is computed from: below it, clocks and schedulers decide.
 const SHORTEST_RESPONSE: Duration = Duration::from_millis(1);
 
+/// Rounds of a ramp at each level: whoever is back from an outage and can take little says so at a low one.
+const RAMP_ROUNDS: f64 = 2.5;
+
 /// The longest pause: a receiver that needs more says `Retry-After`.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -99,8 +102,8 @@ impl AdaptiveLimit {
     /// A request was delivered. `cap`: the endpoint's own limit on requests in flight.
     pub fn succeeded(&mut self, cap: u16) {
         let step = self.throttle.map_or_else(
-            // One more per round of as many successes: 1, 2, 3, …
-            || self.level.max(1.0).recip(),
+            // One more per two and a half rounds of as many successes: 1, 2, 3, …
+            || (RAMP_ROUNDS * self.level.max(1.0)).recip(),
             |throttle| self.level * throttle.share,
         );
         let cap = f64::from(cap.max(1));

@@ -194,11 +194,11 @@ fn a_receiver_with_4_at_once_is_kept_busy_with_less_than_1_percent_429() {
 }
 
 #[test]
-fn a_healthy_receiver_is_back_at_the_cap_within_60_successes() {
+fn a_healthy_receiver_is_back_at_the_cap_within_150_successes() {
     let mut limit = AdaptiveLimit::recovering();
     let mut levels = Vec::new();
     assert!(!limit.is_ramped(CAP));
-    for _ in 0..60 {
+    for _ in 0..150 {
         levels.push(
             (1..=usize::from(CAP))
                 .filter(|n| limit.allows(n - 1, CAP))
@@ -206,9 +206,13 @@ fn a_healthy_receiver_is_back_at_the_cap_within_60_successes() {
         );
         limit.succeeded(CAP);
     }
-    assert_eq!(levels[..4], [1, 2, 2, 2], "a round of each level");
+    assert_eq!(
+        levels[..5],
+        [1, 1, 1, 1, 2],
+        "two rounds and a half of each level"
+    );
     assert!(levels.is_sorted(), "{levels:?}");
-    assert_eq!(levels[59], 10);
+    assert_eq!(levels[149], 10);
     assert!(limit.is_ramped(CAP));
     assert_eq!(limit, AdaptiveLimit::at(CAP));
 }
