@@ -419,6 +419,7 @@ impl Gate {
         if let Some((_, first)) = run.last() {
             let count = u16::try_from(run.len()).unwrap_or(u16::MAX);
             self.breaker.counted(count, *first);
+            self.failing.began(*first);
         }
         let last = attempts.iter().find(|(outcome, _)| success(*outcome));
         self.last_success = self.last_success.max(last.map(|(_, started)| *started));
@@ -456,8 +457,7 @@ impl Gate {
             self.outage = Some(since);
             return (!self.is_open()).then_some(Turn::Over);
         }
-        let began = self.failing.since().map_or(since, |it| it.min(since));
-        self.failing = Failing::restored(Some(began), self.failing.refusing_since());
+        self.failing.began(since);
         self.breaker.ladder_exhausted(now).map(Turn::from)
     }
 

@@ -89,6 +89,11 @@ impl Failing {
         self.since
     }
 
+    /// A failure that came before those that are known of, with no success since.
+    pub fn began(&mut self, at: OffsetDateTime) {
+        self.since = Some(self.since.map_or(at, |since| since.min(at)));
+    }
+
     /// The start of the first of [`REFUSALS`] or more permanent refusals since the last success.
     #[must_use]
     pub fn refusing_since(&self) -> Option<OffsetDateTime> {

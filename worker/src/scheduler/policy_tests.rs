@@ -868,6 +868,46 @@ fn a_slot_leaves_in_doubt_while_nobody_has_looked_into_its_last_owners_death() {
 }
 
 #[test]
+fn an_outage_that_another_owner_saw_begin_begins_with_its_first_failure() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(1))], with(|_| {}));
+    bench.effects();
+    let before = bench.now().database - Duration::from_secs(40_000);
+    bench.ended_as(id(1), Outcome::Transient, Duration::from_millis(5), |it| {
+        Observed {
+            exhausted: Some(it.started_at),
+            ..it
+        }
+    });
+    let request = loads(&bench.effects()).remove(0);
+    let history = Some(vec![(Outcome::Transient, before)]);
+    bench.tell(Input::Loaded(vec![LoadedEndpoint {
+        slot: SLOT,
+        epoch: EPOCH,
+        endpoint: ENDPOINT,
+        rows: vec![],
+        more_ready: false,
+        fresh: vec![],
+        more_fresh: false,
+        walked: None,
+        retries_read: request.retry_limit > 0,
+        next_due: None,
+        config: None,
+        history,
+    }]));
+
+    let stored = bench.effects().into_iter().find_map(|effect| match effect {
+        Effect::Change(change) => change.runtime,
+        _ => None,
+    });
+
+    assert!(bench.is_open());
+    assert_eq!(stored.and_then(|it| it.failing_since), Some(before));
+}
+
+#[test]
 fn an_outage_that_was_over_before_it_was_found_is_recovered_from_and_opens_nothing() {
     let mut bench = Bench::new();
     let (epoch, taken_at) = bench.take_from_the_dead();

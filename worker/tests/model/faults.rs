@@ -234,6 +234,8 @@ impl World {
 
     /// Receivers are well, and nothing waits any more: an event closes what is open.
     pub(crate) fn send_canaries(&mut self, to: &[EndpointKey]) {
+        // What was meant for a frozen process comes when it should have woken.
+        let late_at = self.now.max(self.thawed_at) + 30 * SECOND;
         let endpoints = to.iter().filter_map(|key| self.store.endpoints.get(key));
         let endpoints: Vec<Endpoint> = endpoints.cloned().collect();
         let mut pairs = Vec::new();
@@ -241,8 +243,7 @@ impl World {
             let row = self.row(endpoint);
             self.accepted(1);
             pairs.push((row.slot, row.endpoint));
-            self.canaries
-                .push((row.id, row.endpoint, self.now + 30 * SECOND));
+            self.canaries.push((row.id, row.endpoint, late_at));
             self.store.insert_live(row);
         }
         self.tell(|| "canaries".to_owned());
@@ -351,6 +352,7 @@ impl World {
             *mood = Mood::Well;
         }
         for process in &mut self.processes {
+            self.thawed_at = self.thawed_at.max(process.frozen_until);
             process.frozen_until = process.frozen_until.min(self.now + SECOND);
         }
         // What kills a worker takes three of them with it, each of which must be missed first.

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shared::domain::endpoint::RateLimit;
 use shared::ids::EndpointKey;
+use shared::store::endpoint_runtime::Runtime;
 use time::OffsetDateTime;
 use uuid::Uuid;
 use worker::job::{Job, Ownership};
@@ -57,6 +58,8 @@ struct View {
 pub(crate) struct Policy {
     starts: BTreeMap<EndpointKey, Vec<Start>>,
     views: BTreeMap<EndpointKey, View>,
+    /// Enablings that let a probe go early, and when it was due otherwise.
+    excused: BTreeMap<EndpointKey, (OffsetDateTime, OffsetDateTime)>,
     /// Probes that were admitted and whose outcome is not recorded.
     probes: BTreeMap<(Uuid, Uuid, i64), Probe>,
 }
@@ -181,14 +184,12 @@ impl World {
         let (opened_at, probe_at) = view.map_or((stored.opened_at, stored.next_probe_at), |view| {
             (view.opened_at, view.probe_at)
         });
-        let (Some(opened_at), Some(probe_at)) = (opened_at, probe_at) else {
+        let (Some(_), Some(probe_at)) = (opened_at, probe_at) else {
             return;
         };
         let now = self.processes[process].clock.at(self.boot_time(process));
-        let enabled = stored
-            .enabled_at
-            .is_some_and(|at| at + SECOND_OF_DOUBT > opened_at);
-        if !job.probe || (now < probe_at && !enabled) {
+        let early = job.probe && now < probe_at && !self.enabled_since(key, &stored, probe_at);
+        if !job.probe || early {
             let what = if job.probe {
                 "too early as the probe"
             } else {
@@ -197,6 +198,18 @@ impl World {
             let text = format!("{key:?} is sent {} {what}, {probe_at}", short(job.row.id));
             self.violated(Invariant::Probe, text);
         }
+    }
+
+    /// Whether the endpoint was enabled since its owner said when the next probe is due: then it goes at once.
+    fn enabled_since(&mut self, key: EndpointKey, stored: &Runtime, at: OffsetDateTime) -> bool {
+        let Some(enabled_at) = stored.enabled_at else {
+            return false;
+        };
+        let excused = *self.policy.excused.entry(key).or_insert((enabled_at, at));
+        if excused.0 < enabled_at {
+            self.policy.excused.insert(key, (enabled_at, at));
+        }
+        excused.0 < enabled_at || excused == (enabled_at, at)
     }
 
     // ## O1
@@ -230,9 +243,6 @@ impl World {
         }
     }
 }
-
-/// Enabling and opening are stamped by two clocks.
-const SECOND_OF_DOUBT: time::Duration = time::Duration::seconds(3);
 
 /// Looks at every window that ends with the last start; what is wrong with one, if anything.
 fn too_many(starts: &[Start]) -> Option<String> {

@@ -161,6 +161,8 @@ pub(crate) struct World {
     settle_by: Micros,
     /// When it is looked again whether all has come to its end.
     looks_at: Micros,
+    /// When the last process that was frozen would have gone on.
+    pub(crate) thawed_at: Micros,
     rounds: u8,
     /// Events that close what is open, and when each is late.
     pub(crate) canaries: Vec<(Uuid, EndpointKey, Micros)>,
@@ -193,6 +195,7 @@ impl World {
             expected: 0,
             settle_by: 0,
             looks_at: 0,
+            thawed_at: 0,
             rounds: 0,
             canaries: Vec::new(),
         };

@@ -323,11 +323,14 @@ impl Store {
         };
         // What was disabled meanwhile is replayed by hand.
         let counts = is_enabled(endpoint) && endpoint.off_until.is_none_or(|off| off < began);
-        let mut successes = self.successes(endpoint.key);
+        // Of a delivery that was cancelled meanwhile as well: the receiver is well.
+        let is_success =
+            |it: &&Attempt| it.endpoint == endpoint.key && it.outcome == AttemptOutcome::Delivered;
+        let mut successes = self.attempts.iter().filter(is_success);
         // A success that comes before its owner knows, and has looked at the attempts before, counts as one
         // before. If that owner dies, the next one looks at what was before it.
         let until = letter.known_at.unwrap_or(letter.dead_at) + LOOKS_BACK;
-        counts && !successes.any(|at| (began..=until).contains(&at))
+        counts && !successes.any(|it| (began..=until).contains(&it.started_at))
     }
 }
 
