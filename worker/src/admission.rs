@@ -119,6 +119,8 @@ pub struct Gate {
     recovery: Option<Recovery>,
     /// When the last outage began.
     outage: Option<OffsetDateTime>,
+    /// When the one began that goes on, as far as it was known before the last request ended.
+    began: Option<OffsetDateTime>,
     /// When the last outage was seen to be over, and whether it was one of refusals.
     over: Option<(OffsetDateTime, bool)>,
     /// What is stored says that it fails or refuses: to be corrected by the success that ends that.
@@ -192,6 +194,7 @@ impl Gate {
                 .recovery
                 .filter(|_| config.settings.replay_on_recovery),
             outage: None,
+            began: None,
             over: None,
             stored_failing: runtime.failing_since.is_some() || runtime.refusing_since.is_some(),
             version: config.version,
@@ -231,6 +234,7 @@ impl Gate {
             // Enabling sends nothing by itself: what died before is for a human to replay.
             self.recovery = None;
             self.outage = None;
+            self.began = None;
         }
     }
 
@@ -313,8 +317,8 @@ impl Gate {
         let mut turns = Vec::new();
         let refused = self.failing.refusing_since();
         // Before this ends it.
-        let goes_on = self.breaker.opened_at().and(self.outage_began());
-        self.outage = goes_on.or(refused).or(self.outage);
+        self.began = self.breaker.opened_at().and(self.outage_began());
+        self.outage = self.began.or(refused).or(self.outage);
         let transition = self.breaker.ended(&ended, now, self.threshold(config));
         turns.extend(transition.map(Turn::from));
         self.failing.ended(observed.outcome, observed.started_at);
@@ -571,11 +575,9 @@ impl Gate {
         let Some(opened) = self.breaker.opened_at() else {
             return self.outage;
         };
-        Some(
-            self.failing
-                .since()
-                .map_or(opened, |since| since.min(opened)),
-        )
+        // What was on the wire at the opening may have been delivered since.
+        let earlier = [self.failing.since(), self.began].into_iter().flatten();
+        Some(earlier.fold(opened, std::cmp::min))
     }
 
     /// The outage whose dead letters are being replayed.

@@ -908,6 +908,38 @@ fn an_outage_that_another_owner_saw_begin_begins_with_its_first_failure() {
 }
 
 #[test]
+fn a_late_success_of_what_was_on_the_wire_does_not_shorten_an_outage() {
+    let mut bench = Bench::new();
+    bench.fail(9);
+    let began = bench.now().database - Duration::from_millis(8 * 500 + 5);
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(20)), row(id(21))], with(|_| {}));
+    assert_eq!(sent(&bench.effects()).len(), 2);
+    bench.ended(id(20), Outcome::Transient, Duration::from_millis(5));
+    assert!(bench.is_open());
+
+    bench.ended(id(21), Outcome::Delivered, Duration::from_millis(5));
+    bench.hint();
+    bench.pass(COOLDOWN);
+    let request = loads(&bench.effects()).remove(0);
+    bench.answer_as(&request, vec![row(id(50))], with(|_| {}));
+    bench.effects();
+    bench.ended(id(50), Outcome::Delivered, Duration::from_millis(5));
+
+    let windows = bench
+        .effects()
+        .into_iter()
+        .filter_map(|effect| match effect {
+            Effect::Change(change) => change.runtime.and_then(|it| it.recovery),
+            _ => None,
+        });
+    let ladder = shared::policy::outage::longest_ladder(&EndpointSettings::default());
+    let from: Vec<_> = windows.map(|window| window.from).collect();
+    assert_eq!(from.first(), Some(&(began - ladder)));
+}
+
+#[test]
 fn an_outage_that_was_over_before_it_was_found_is_recovered_from_and_opens_nothing() {
     let mut bench = Bench::new();
     let (epoch, taken_at) = bench.take_from_the_dead();
