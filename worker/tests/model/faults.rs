@@ -1,7 +1,7 @@
 //! What comes from outside: events, the API's changes, and what goes wrong.
 
 use shared::domain::delivery::{CloseReason, Kind};
-use shared::domain::endpoint::EndpointState;
+use shared::domain::endpoint::{EndpointState, RateLimit};
 use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Slot, lower_bound};
 use shared::store::commands::Verb;
@@ -190,6 +190,10 @@ impl World {
 
     fn change_limit(&mut self, endpoint: &Endpoint) {
         let limit = *self.chance.pick(&RATE_LIMITS).unwrap();
+        self.set_limit(endpoint, limit);
+    }
+
+    fn set_limit(&mut self, endpoint: &Endpoint, limit: Option<RateLimit>) {
         if limit.is_some() != endpoint.rate_limit.is_some() {
             self.policy.limit_begins_or_ends(endpoint.key);
         }
@@ -354,6 +358,12 @@ impl World {
         for process in &mut self.processes {
             self.thawed_at = self.thawed_at.max(process.frozen_until);
             process.frozen_until = process.frozen_until.min(self.now + SECOND);
+        }
+        // A backlog behind a slow limit would take long.
+        let [.., slow] = RATE_LIMITS;
+        let limited: Vec<Endpoint> = self.store.endpoints.values().cloned().collect();
+        for endpoint in limited.iter().filter(|it| it.rate_limit == slow) {
+            self.set_limit(endpoint, RATE_LIMITS[1]);
         }
         // What kills a worker takes three of them with it, each of which must be missed first.
         let bound = if self.poison.is_empty() { 600 } else { 900 };

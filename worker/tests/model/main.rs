@@ -132,7 +132,7 @@ fn caught(mutation: Mutation, within: u64) -> Option<Failure> {
 
 #[test]
 fn every_mutation_is_noticed() {
-    let cases: [(Mutation, &[Invariant]); 11] = [
+    let cases: [(Mutation, &[Invariant]); 17] = [
         (Mutation::NoFence, &[Invariant::Fence]),
         (Mutation::SnapshotFence, &[Invariant::Fence]),
         (Mutation::StaleLoads, &[Invariant::Repeated]),
@@ -147,6 +147,12 @@ fn every_mutation_is_noticed() {
         (Mutation::NoComparison, &[Invariant::Lost]),
         (Mutation::BlindClosing, &[Invariant::Closed]),
         (Mutation::NotHeads, &[Invariant::Order]),
+        (Mutation::FullAfterCrash, &[Invariant::Rate]),
+        (Mutation::NoHandOver, &[Invariant::Rate]),
+        (Mutation::TwoProbes, &[Invariant::Probe]),
+        (Mutation::OutagesForgotten, &[Invariant::Replay]),
+        (Mutation::ReplaysOfReplays, &[Invariant::Replay]),
+        (Mutation::AlwaysClean, &[Invariant::Replay]),
     ];
     for (mutation, expected) in cases {
         let Some(failure) = caught(mutation, MUTATED_SEEDS) else {

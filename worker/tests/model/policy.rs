@@ -22,7 +22,7 @@ use crate::worker::MOST_IN_FLIGHT;
 use crate::world::{Life, SECOND, World};
 use worker::scheduler::Input;
 
-/// What an endpoint's limit may be.
+/// What an endpoint's limit may be. The last takes longer to fill than a dead worker is missed.
 pub(crate) const RATE_LIMITS: [Option<RateLimit>; 4] = [
     None,
     Some(RateLimit {
@@ -31,8 +31,8 @@ pub(crate) const RATE_LIMITS: [Option<RateLimit>; 4] = [
     }),
     None,
     Some(RateLimit {
-        per_second: 1.0,
-        burst: 1,
+        per_second: 0.25,
+        burst: 4,
     }),
 ];
 
