@@ -25,6 +25,10 @@ use crate::problem::{ApiError, Kind};
 #[derive(Debug)]
 pub(crate) struct NextSlot(AtomicU32);
 
+/// From one slot to the next. Odd, so that all of them come round; and far, because a worker takes slots that
+/// lie together: a few endpoints would all be one worker's.
+const STRIDE: u32 = 97;
+
 impl NextSlot {
     pub(crate) fn new() -> Self {
         Self(AtomicU32::new(
@@ -33,7 +37,7 @@ impl NextSlot {
     }
 
     fn take(&self) -> Slot {
-        let next = self.0.fetch_add(1, Ordering::Relaxed) % u32::from(SLOT_COUNT.unsigned_abs());
+        let next = self.0.fetch_add(STRIDE, Ordering::Relaxed) % u32::from(SLOT_COUNT.unsigned_abs());
         Slot(i16::try_from(next).unwrap_or(0))
     }
 }

@@ -133,17 +133,17 @@ const fn next(kind: NoticeKind) -> &'static str {
         NoticeKind::EndpointSlow => "Its breaker opens after fewer failures until it is faster.",
         NoticeKind::EndpointDisablingSoon => {
             "If no request succeeds until the time is over, it is disabled: waiting and later deliveries \
-             are skipped, and can be replayed."
+             are kept as skipped, and not sent."
         }
         NoticeKind::EndpointDisabled => {
-            "Waiting and later deliveries are skipped. Enable it when it works: that sends nothing by \
-             itself; replay what was skipped."
+            "Waiting and later deliveries are kept as skipped. Enable it when it works: that sends nothing \
+             by itself, and begins with a probe."
         }
         NoticeKind::EndpointMisconfigured => {
             "Check its URL, its credentials and what it accepts. Requests go on as for any failure."
         }
         NoticeKind::DeliveryDeadLetter => {
-            "It is kept and can be replayed. There may be more of them: at most one notice an hour."
+            "It is kept, and tells what went wrong. There may be more of them: at most one notice an hour."
         }
         NoticeKind::DeliveryRecovered => "Nothing needs to be done.",
         NoticeKind::ReplayFinished => "See the replay for what it brought.",
