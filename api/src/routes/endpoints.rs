@@ -37,7 +37,8 @@ impl NextSlot {
     }
 
     fn take(&self) -> Slot {
-        let next = self.0.fetch_add(STRIDE, Ordering::Relaxed) % u32::from(SLOT_COUNT.unsigned_abs());
+        let next =
+            self.0.fetch_add(STRIDE, Ordering::Relaxed) % u32::from(SLOT_COUNT.unsigned_abs());
         Slot(i16::try_from(next).unwrap_or(0))
     }
 }
