@@ -334,7 +334,8 @@ impl Gate {
         match signal {
             Signal::Success => {
                 self.history = History::Known;
-                self.last_success = Some(observed.started_at);
+                // One that took long may end after one that started later.
+                self.last_success = self.last_success.max(Some(observed.started_at));
                 // A ladder was exhausted, and it was not known yet whether that was an outage: if it was, it is
                 // over. If not, a dead letter is tried once more than it had to be.
                 if let Some(began) = self.exhausted.take() {

@@ -940,6 +940,30 @@ fn a_late_success_of_what_was_on_the_wire_does_not_shorten_an_outage() {
 }
 
 #[test]
+fn the_last_success_is_the_one_that_started_last() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    let three = |settings: &mut EndpointSettings| settings.max_in_flight = 3;
+    let rows = vec![row(id(1)), row(id(2)), row(id(3))];
+    bench.answer_as(&request, rows, with(three));
+    bench.effects();
+    bench.wait(Duration::from_secs(10));
+    let began = bench.now().database - Duration::from_secs(5);
+    bench.ended(id(1), Outcome::Delivered, Duration::from_secs(1));
+    bench.ended(id(2), Outcome::Delivered, Duration::from_secs(9));
+
+    bench.ended_as(id(3), Outcome::Transient, Duration::from_secs(1), |it| {
+        Observed {
+            exhausted: Some(began),
+            ..it
+        }
+    });
+
+    assert!(!bench.is_open());
+}
+
+#[test]
 fn an_outage_that_was_over_before_it_was_found_is_recovered_from_and_opens_nothing() {
     let mut bench = Bench::new();
     let (epoch, taken_at) = bench.take_from_the_dead();
