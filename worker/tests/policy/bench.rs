@@ -1,446 +1,357 @@
-//! The real scheduler with a store that answers at once.
+//! The scheduler with its store and its receiver, beside the reference machine.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use shared::domain::attempt::Outcome;
-use shared::domain::delivery::Kind;
-use shared::domain::endpoint::{BreakerSettings, EndpointSettings, EndpointState, RateLimit};
-use shared::ids::{EndpointId, EndpointKey, Epoch, Incarnation, Slot, TenantKey, lower_bound};
-use shared::runtime::clock::BootTime;
-use shared::store::endpoint_runtime::Runtime;
+use shared::domain::endpoint::{EndpointState, RateLimit};
+use shared::ids::{Epoch, Incarnation, lower_bound};
+use shared::policy::backoff::UnitInterval;
+use shared::policy::classify::{BodyEnd, Phase, Response, SendError, SendResult};
+use shared::policy::decide::Decision;
+use shared::runtime::clock::{BootTime, DatabaseClock};
 use time::OffsetDateTime;
+use time::macros::datetime;
 use uuid::Uuid;
 use worker::admission::TakeOver;
-use worker::endpoint_config::{EndpointConfig, Target};
-use worker::job::{EventData, LiveRow, Observed, Ownership};
-use worker::scheduler::{
-    Effect, Found, Input, Leaving, LoadRequest, LoadedEndpoint, Now, Recorded, Scheduler,
-    SchedulerSettings, Taken,
-};
+use worker::deliver::conclude;
+use worker::job::{Job, Record};
+use worker::scheduler::{Effect, Input, Now, Recorded, Scheduler, SchedulerSettings, Taken};
+use worker::sender::Timings;
+use worker::transitions::Change;
 
-use crate::Step;
-use crate::reference::{CAP, COOLDOWN, FAILURES, MAX_COOLDOWN, Millis, Reference};
+use crate::reference::{self, Ended, Reference};
+use crate::step::{Reply, Step};
+use crate::store::{ENDPOINT, SLOT, Store};
 
-const SLOT: Slot = Slot(1);
-const ENDPOINT: EndpointKey = EndpointKey(1);
-const TENANT: TenantKey = TenantKey(1);
+const START: OffsetDateTime = datetime!(2026-11-30 12:00 UTC);
+const LEASE: Duration = Duration::from_secs(10);
+/// Until a dead worker's slots are taken.
+const MISSED: Duration = Duration::from_secs(11);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-#[derive(Debug, Clone, Copy)]
-struct Flight {
-    id: Uuid,
-    started: Millis,
-    probe: bool,
+/// A request on the wire.
+pub(crate) struct Flight {
+    pub(crate) job: Box<Job>,
+    pub(crate) started: BootTime,
 }
 
 pub(crate) struct Bench {
-    scheduler: Scheduler,
-    reference: Reference,
-    now: Millis,
-    limit: Option<(u32, u32)>,
-    /// Live deliveries: attempts made, and when they are due.
-    live: BTreeMap<Uuid, (u16, Millis)>,
-    flights: Vec<Flight>,
-    attempts: Vec<(Outcome, Millis)>,
-    runtime: Runtime,
-    /// As the slot's row keeps it: the last take-over from a dead owner.
-    emptied_at: Option<Millis>,
-    life: u128,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) store: Store,
+    pub(crate) reference: Reference,
+    clock: DatabaseClock,
+    pub(crate) flights: Vec<Flight>,
+    /// Since the beginning, in whole microseconds.
+    pub(crate) passed: Duration,
+    pub(crate) life: u128,
     epoch: i64,
-    numbers: u128,
-    problem: Option<String>,
+    events: u128,
+    /// The last take-over from a dead owner.
+    emptied_at: Option<OffsetDateTime>,
+    /// What the owner said last: whether the breaker is open.
+    pub(crate) open: bool,
 }
 
-fn at(now: Millis) -> OffsetDateTime {
-    OffsetDateTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000) + Duration::from_millis(now)
+pub(crate) fn scheduler() -> Scheduler {
+    Scheduler::new(SchedulerSettings {
+        max_in_flight: 64,
+        max_loaded: 1_000,
+        max_loaded_bytes: 1 << 20,
+        lease_ttl: LEASE,
+        lease_margin: Duration::from_secs(2),
+    })
 }
 
 impl Bench {
-    pub(crate) fn new(limit: Option<(u32, u32)>) -> Self {
+    pub(crate) fn new() -> Self {
+        let clock = DatabaseClock::new();
+        let boot = BootTime(Duration::from_secs(1_000));
+        clock.measured(boot, boot, START);
         let mut bench = Self {
             scheduler: scheduler(),
-            reference: Reference::new(limit),
-            now: 100_000,
-            limit,
-            live: BTreeMap::new(),
+            store: Store::new(),
+            reference: Reference::new(START),
+            clock,
             flights: Vec::new(),
-            attempts: Vec::new(),
-            runtime: Runtime::default(),
-            emptied_at: None,
-            life: 0,
+            passed: Duration::ZERO,
+            life: 1,
             epoch: 0,
-            numbers: 0,
-            problem: None,
+            events: 0,
+            emptied_at: None,
+            open: false,
         };
-        bench.take(true);
+        bench.take_over(reference::Taken::InOrder);
         bench
     }
 
-    pub(crate) fn problem(&mut self) -> Option<String> {
-        self.problem.take()
-    }
-
-    pub(crate) fn waiting(&self) -> usize {
-        self.live.len()
-    }
-
-    pub(crate) fn on_the_wire(&self) -> usize {
-        self.flights.len()
-    }
-
-    /// Everything on the wire is delivered.
-    pub(crate) fn all_well(&mut self) {
-        while !self.flights.is_empty() {
-            self.step(Step::End(Outcome::Delivered, 0, 5, 0));
-        }
-    }
-
-    pub(crate) fn step(&mut self, step: Step) {
+    pub(crate) fn step(&mut self, step: Step) -> Result<(), String> {
         match step {
-            Step::Post(count) => {
-                for _ in 0..count {
-                    self.numbers += 1;
-                    let id = lower_bound(at(self.now)).as_u128() | 0x7 << 76 | self.numbers;
-                    self.live.insert(Uuid::from_u128(id), (0, 0));
-                }
-                self.tell(Input::Hint(vec![(SLOT, ENDPOINT)]));
+            Step::Post(count) => self.post(count),
+            Step::Wait(millis) => return self.wait(Duration::from_millis(u64::from(millis))),
+            Step::Answer(which, reply) => self.answer(which, reply)?,
+            Step::Crash => self.crash(),
+            Step::HandOver => {
+                self.tell(Input::Release { count: 1 });
+                self.reference.leaving = true;
             }
-            Step::Wait(length) => {
-                self.now += u64::from(length);
-                self.renew();
-                self.tell(Input::Tick);
-            }
-            Step::End(outcome, which, took, retry_after) => {
-                if let Some(last) = self.flights.len().checked_sub(1) {
-                    let flight = self.flights.remove(usize::from(which) % (last + 1));
-                    self.now += u64::from(took);
-                    self.renew();
-                    self.end(flight, outcome, u64::from(retry_after) * 1_000);
-                }
-            }
-            Step::Crash => {
-                self.flights.clear();
-                self.now += 12_000;
-                let now = self.now;
-                self.reference.taken_over(true, now);
-                self.runtime.parked_until = None;
-                self.emptied_at = Some(now);
-                self.take(false);
-            }
-            Step::HandOver => self.hand_over(),
+            Step::Limit(tenths, burst) => self.limit(tenths, burst),
+            Step::Disable => self.change(EndpointState::Disabled),
+            Step::Enable => self.change(EndpointState::Enabled),
+            Step::LongPause => return self.long_pause(),
         }
-        self.settle();
+        self.settle()
     }
 
-    fn end(&mut self, flight: Flight, outcome: Outcome, retry_after: Millis) {
-        // Only 429 and 503 ask to be left alone.
-        let asks = matches!(outcome, Outcome::Throttled | Outcome::Transient) && retry_after > 0;
-        let retry_after = if asks { retry_after } else { 0 };
-        let spent = (flight.started, self.now);
-        self.reference
-            .ended(outcome, spent, flight.probe, retry_after);
-        self.attempts.push((outcome, flight.started));
-        let again = matches!(
-            outcome,
-            Outcome::Transient | Outcome::Misconfigured | Outcome::Throttled
-        );
-        let due = self.now + 500;
-        if again {
-            let row = self.live.get_mut(&flight.id).unwrap();
-            *row = (row.0 + 1, due);
-        } else {
-            self.live.remove(&flight.id);
-        }
-        let observed = Observed {
-            outcome,
-            started_at: at(flight.started),
-            took: Duration::from_millis(self.now - flight.started),
-            timed_out: false,
-            retry_after: asks.then(|| Duration::from_millis(retry_after)),
-            exhausted: None,
-            probe: flight.probe,
-            notice: false,
-        };
-        self.tell(Input::Recorded(vec![Recorded {
-            owner: self.owner(),
-            endpoint: ENDPOINT,
-            delivery: flight.id,
-            next_due: again.then(|| at(due)),
-            observed: Some(observed),
-            dead: outcome == Outcome::Permanent,
-        }]));
-    }
+    // ## Time
 
-    /// What is on the wire is delivered and recorded, then the slot goes.
-    fn hand_over(&mut self) {
-        self.tell(Input::Release { count: 1 });
-        for flight in std::mem::take(&mut self.flights) {
-            self.live.remove(&flight.id);
-            self.attempts.push((Outcome::Delivered, flight.started));
-            self.reference.recorded_late();
-            let owner = self.owner();
-            self.tell(Input::Recorded(vec![Recorded {
-                owner,
-                endpoint: ENDPOINT,
-                delivery: flight.id,
-                next_due: None,
-                observed: None,
-                dead: false,
-            }]));
-        }
-        let leaving = self.settle();
-        let Some(leaving) = leaving.into_iter().next() else {
-            self.problem = Some("a slot with nothing on the wire is not handed over".to_owned());
-            return;
-        };
-        if let Some(endpoint) = leaving.endpoints.first() {
-            self.runtime.bucket = endpoint.bucket;
-            self.runtime.parked_until = endpoint.parked_until;
-        }
-        let now = self.now;
-        self.reference.taken_over(false, now);
-        self.take(true);
-    }
-
-    fn take(&mut self, clean: bool) {
-        self.scheduler = scheduler();
-        self.life += 1;
-        self.epoch += 1;
-        let taken = Taken {
-            slot: SLOT,
-            how: TakeOver {
-                epoch: Epoch(self.epoch),
-                clean,
-                emptied_at: self.emptied_at.map(at),
-            },
-        };
-        self.tell(Input::Born(Incarnation(Uuid::from_u128(self.life))));
-        self.renew();
-        self.tell(Input::Acquired {
-            slots: vec![taken],
-            suspects: HashMap::new(),
-        });
-    }
-
-    fn owner(&self) -> Ownership {
-        Ownership {
-            incarnation: Incarnation(Uuid::from_u128(self.life)),
-            slot: SLOT,
-            epoch: Epoch(self.epoch),
-        }
-    }
-
-    fn times(&self) -> Now {
+    pub(crate) fn now(&self) -> Now {
         Now {
-            boot: BootTime(Duration::from_millis(self.now)),
-            database: at(self.now),
+            boot: BootTime(Duration::from_secs(1_000) + self.passed),
+            database: START + self.passed,
         }
     }
 
-    fn renew(&mut self) {
-        let sent_at = self.times().boot;
-        self.tell(Input::Renewed { sent_at });
+    /// From due time to due time, the lease kept; all that is allowed goes at once.
+    fn wait(&mut self, length: Duration) -> Result<(), String> {
+        let end = self.passed + length;
+        let mut rounds = 0_u32;
+        loop {
+            rounds += 1;
+            if rounds > 20_000 {
+                return Err(format!(
+                    "{rounds} rounds for {length:?}, at {:?}: {:?}, {:?}",
+                    self.passed,
+                    self.scheduler.next_due(),
+                    self.reference
+                ));
+            }
+            let now = self.now().database;
+            let retries = self.store.live.values().filter_map(|row| row.due);
+            let mut dues = self.reference.dues(now);
+            dues.extend(self.scheduler.next_due().into_iter().chain(retries));
+            let later = dues.into_iter().filter(|due| *due > now).min();
+            let next = later.map_or(end, |due| whole_micros(due - START));
+            self.passed = next.min(end).max(self.passed + Duration::from_micros(1));
+            self.tick();
+            self.settle()?;
+            if self.passed >= end {
+                return Ok(());
+            }
+        }
     }
 
-    fn tell(&mut self, input: Input) {
-        let now = self.times();
+    fn tick(&mut self) {
+        let sent_at = self.now().boot;
+        self.tell(Input::Renewed { sent_at });
+        self.tell(Input::Tick);
+    }
+
+    pub(crate) fn tell(&mut self, input: Input) {
+        let now = self.now();
         self.scheduler.handle(input, now);
     }
 
-    /// Carries out what follows until nothing more does.
-    fn settle(&mut self) -> Vec<Leaving> {
-        let mut leaving = Vec::new();
-        for _ in 0..1_000 {
-            let now = self.times();
-            let effects = self.scheduler.effects(now);
-            if effects.is_empty() {
-                return leaving;
-            }
-            for effect in effects {
-                match effect {
-                    Effect::Scan(slots) => self.scan(slots),
-                    Effect::Load(requests) => self.load(&requests),
-                    Effect::Send(job) => self.send(job.row.id, job.probe),
-                    Effect::Release(slots) => leaving.extend(slots),
-                    Effect::Change(change) => {
-                        if let Some(runtime) = change.runtime {
-                            self.runtime = Runtime {
-                                bucket: self.runtime.bucket,
-                                parked_until: self.runtime.parked_until,
-                                ..runtime
-                            };
-                        }
-                    }
-                    Effect::Revive { owner, .. } => self.tell(Input::Revived {
-                        slot: owner.slot,
-                        epoch: owner.epoch,
-                        endpoint: ENDPOINT,
-                        deliveries: Some(vec![]),
-                    }),
-                    Effect::Expire { owner, .. } => self.tell(Input::Expired {
-                        slot: owner.slot,
-                        epoch: owner.epoch,
-                        endpoint: ENDPOINT,
-                        more: false,
-                    }),
-                    Effect::FindOutages { slots, .. } => self.tell(Input::Outages {
-                        slots,
-                        found: Some(vec![]),
-                    }),
-                    other => self.problem = Some(format!("unexpected: {other:?}")),
-                }
-            }
+    // ## Steps
+
+    fn post(&mut self, count: u8) {
+        if self.store.state != EndpointState::Enabled {
+            return;
         }
-        self.problem = Some("the scheduler does not come to rest".to_owned());
-        leaving
-    }
-
-    fn send(&mut self, id: Uuid, probe: bool) {
-        let (expected, problem) = self.reference.start(self.now, self.flights.len());
-        self.problem = self.problem.take().or(problem);
-        if probe != expected && self.problem.is_none() {
-            self.problem = Some(format!("probe: {probe}, by the reference: {expected}"));
+        for _ in 0..count {
+            self.events += 1;
+            let stamp = lower_bound(self.now().database).as_u128();
+            let id = Uuid::from_u128(stamp | 0x7 << 76 | 0x2 << 62 | self.events);
+            self.store.insert(id);
         }
-        self.flights.push(Flight {
-            id,
-            started: self.now,
-            probe,
+        self.tell(Input::Hint(vec![(SLOT, ENDPOINT)]));
+    }
+
+    fn limit(&mut self, tenths: u8, burst: u8) {
+        let limit = (tenths > 0).then(|| RateLimit {
+            per_second: f64::from(tenths) / 10.0,
+            burst: u32::from(burst),
         });
+        self.store.change(self.store.state, limit);
+        self.reference.limit(limit, self.now().database);
+        self.reload();
     }
 
-    fn scan(&mut self, slots: Vec<(Slot, Epoch)>) {
-        let due = self.live.values().filter(|(made, _)| *made > 0);
-        let next_due = due.map(|(_, due)| at(*due)).min();
-        let ready = self.live.values().any(|(made, _)| *made == 0);
-        let awake = self.runtime.opened_at.is_some() || self.runtime.recovery.is_some();
-        let found = Found {
-            slot: SLOT,
-            endpoint: ENDPOINT,
-            tenant: TENANT,
-            ready,
-            next_due,
-            lines: false,
-            awake,
-        };
-        let something = ready || next_due.is_some() || awake;
-        self.tell(Input::Scanned {
-            slots,
-            found: something.then_some(found).into_iter().collect(),
-            took: Duration::ZERO,
-        });
-    }
-
-    fn load(&mut self, requests: &[LoadRequest]) {
-        let answers = requests
-            .iter()
-            .map(|request| self.answer(request))
-            .collect();
-        self.tell(Input::Loaded(answers));
-    }
-
-    fn answer(&self, request: &LoadRequest) -> LoadedEndpoint {
-        let live = |id: &Uuid, made: u16| LiveRow {
-            id: *id,
-            event_id: *id,
-            tenant: TENANT,
-            attempts_made: made,
-            attempts_charged: made,
-            kind: Kind::Live,
-            first_at: None,
-            order: None,
-            event: Some(Arc::new(EventData {
-                event_type: "order.created".to_owned(),
-                payload: Bytes::from_static(b"{}"),
-                deliver_before: None,
-            })),
-        };
-        let ready = |cursor: Uuid, limit: usize| -> Vec<LiveRow> {
-            let rows = self
-                .live
-                .iter()
-                .filter(|(id, (made, _))| *made == 0 && **id > cursor);
-            rows.take(limit).map(|(id, _)| live(id, 0)).collect()
-        };
-        let mut retries: Vec<_> = self
-            .live
-            .iter()
-            .filter(|(_, (made, _))| *made > 0)
-            .collect();
-        retries.sort_by_key(|(_, (_, due))| *due);
-        let now = self.now;
-        let (due, later): (Vec<_>, Vec<_>) =
-            retries.into_iter().partition(|(_, (_, due))| *due <= now);
-        let more_due = due.len() > request.retry_limit;
-        let mut rows: Vec<_> = due
-            .into_iter()
-            .take(request.retry_limit)
-            .map(|(id, (made, _))| live(id, *made))
-            .collect();
-        let fresh_rows = ready(request.cursor, request.ready_limit);
-        let more_ready = request.ready_limit > 0 && fresh_rows.len() >= request.ready_limit;
-        rows.extend(fresh_rows);
-        let fresh = request
-            .fresh
-            .map_or(vec![], |(cursor, limit)| ready(cursor, limit));
-        let next = later.first().map(|(_, (_, due))| at(*due));
-        let attempts = self.attempts.iter().rev();
-        let history = attempts.map(|(outcome, started)| (*outcome, at(*started)));
-        LoadedEndpoint {
-            slot: request.slot,
-            epoch: request.epoch,
-            endpoint: request.endpoint,
-            rows,
-            more_ready,
-            more_fresh: request.fresh.is_some_and(|(_, limit)| fresh.len() >= limit),
-            fresh,
-            walked: None,
-            retries_read: request.retry_limit > 0,
-            next_due: if more_due { Some(at(now)) } else { next },
-            config: request.config.then(|| Arc::new(self.config())),
-            history: request.history.then(|| history.collect()),
+    fn change(&mut self, state: EndpointState) {
+        if self.store.state == state {
+            return;
         }
+        let now = self.now().database;
+        self.store.change(state, self.store.limit);
+        if state == EndpointState::Enabled {
+            self.store.start_with_probe(now);
+            self.reference.enable(now);
+        } else {
+            self.reference.disable(now);
+        }
+        self.reload();
     }
 
-    fn config(&self) -> EndpointConfig {
-        let limit = self.limit.map(|(per_second, burst)| RateLimit {
-            per_second: f64::from(per_second),
-            burst,
+    fn reload(&mut self) {
+        let (slot, endpoint) = (SLOT, ENDPOINT);
+        self.tell(Input::Reload { slot, endpoint });
+    }
+
+    fn crash(&mut self) {
+        self.scheduler = scheduler();
+        self.flights.clear();
+        self.passed += MISSED;
+        self.life += 1;
+        self.take_over(reference::Taken::FromTheDead);
+    }
+
+    /// The process wakes up after its lease: nothing starts, and then it lives another life.
+    fn long_pause(&mut self) -> Result<(), String> {
+        self.passed += 3 * LEASE;
+        self.tell(Input::Tick);
+        let now = self.now();
+        let effects = self.scheduler.effects(now);
+        let starts = |effect: &Effect| matches!(effect, Effect::Send(_));
+        if effects.iter().any(starts) {
+            return Err("a request starts under a lease that ran out".to_owned());
+        }
+        self.tell(Input::LeaseLost);
+        // Whatever it had asked is answered before, or the answers would be of another life.
+        for effect in effects {
+            self.execute(effect)?;
+        }
+        self.life += 1;
+        self.take_over(reference::Taken::FromTheDead);
+        self.settle()
+    }
+
+    pub(crate) fn take_over(&mut self, how: reference::Taken) {
+        let clean = how == reference::Taken::InOrder;
+        self.epoch += 1;
+        let now = self.now();
+        self.tell(Input::Born(self.incarnation()));
+        let sent_at = now.boot;
+        self.tell(Input::Renewed { sent_at });
+        if !clean {
+            self.emptied_at = Some(now.database);
+        }
+        let taken = TakeOver {
+            epoch: Epoch(self.epoch),
+            clean,
+            emptied_at: self.emptied_at,
+        };
+        self.tell(Input::Acquired {
+            slots: vec![Taken {
+                slot: SLOT,
+                how: taken,
+            }],
+            suspects: HashMap::new(),
         });
-        EndpointConfig {
-            key: ENDPOINT,
-            id: EndpointId(Uuid::nil()),
-            version: 1,
-            state: EndpointState::Enabled,
-            settings: EndpointSettings {
-                max_in_flight: u16::try_from(CAP).unwrap(),
-                rate_limit: limit,
-                breaker: BreakerSettings {
-                    failures: u16::try_from(FAILURES).unwrap(),
-                    cooldown_seconds: u32::try_from(COOLDOWN / 1_000).unwrap(),
-                    max_cooldown_seconds: u32::try_from(MAX_COOLDOWN / 1_000).unwrap(),
-                },
-                ..EndpointSettings::default()
+        self.reference.taken(how, now.database);
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        Incarnation(Uuid::from_u128(self.life))
+    }
+
+    // ## The receiver
+
+    fn answer(&mut self, which: u8, reply: Reply) -> Result<(), String> {
+        if self.flights.is_empty() {
+            return Ok(());
+        }
+        let flight = self.flights.remove(usize::from(which) % self.flights.len());
+        if reply == Reply::Hangs {
+            // It is not later than its deadline, whenever it is answered.
+            self.passed = self
+                .passed
+                .max(flight.started.0 + TIMEOUT - Duration::from_secs(1_000));
+        }
+        let ended = self.now().boot;
+        let jitter = UnitInterval::new(0.5).unwrap();
+        let result = (result(reply), Timings::default());
+        let record = conclude(
+            &self.clock,
+            *flight.job,
+            (flight.started, ended),
+            result,
+            jitter,
+        );
+        self.record(&record, reply)
+    }
+
+    fn record(&mut self, record: &Record, reply: Reply) -> Result<(), String> {
+        let now = self.now();
+        let ours = record.owner.incarnation == self.incarnation()
+            && record.owner.epoch == Epoch(self.epoch);
+        self.store.record(record, ours, now.database);
+        let observed = record.observed;
+        let recorded = Recorded {
+            owner: record.owner,
+            endpoint: record.endpoint,
+            delivery: record.delivery,
+            next_due: match record.decision {
+                Decision::RetryAt(at) => Some(at),
+                _ => None,
             },
-            ordered: false,
-            runtime: self.runtime.clone(),
-            locked: false,
-            target: Target {
-                url: None,
-                headers: http::HeaderMap::new(),
-                secrets: Vec::new(),
+            observed,
+            dead: matches!(record.decision, Decision::DeadLetter(_)),
+        };
+        self.tell(Input::Recorded(vec![recorded]));
+        let (Some(observed), true) = (observed, ours) else {
+            return Ok(());
+        };
+        let ended = Ended {
+            outcome: observed.outcome,
+            started: observed.started_at,
+            probe: observed.probe,
+            retry_after: match reply {
+                Reply::BusyFor(seconds) | Reply::FailsFor(seconds) => Some(seconds),
+                _ => None,
             },
-        }
+            exhausted: observed.exhausted,
+        };
+        // What follows is judged by what was known before it: the outcome.
+        let effects = self.scheduler.effects(now);
+        let opened = effects.iter().rev().find_map(opens).unwrap_or(self.open);
+        let id = record.delivery;
+        self.reference.ended(id, &ended, opened, now.database);
+        self.execute_all(effects)
     }
 }
 
-fn scheduler() -> Scheduler {
-    Scheduler::new(SchedulerSettings {
-        max_in_flight: 100,
-        max_loaded: 1_000,
-        max_loaded_bytes: 1 << 20,
-        lease_ttl: Duration::from_secs(30),
-        lease_margin: Duration::from_secs(2),
+fn opens(effect: &Effect) -> Option<bool> {
+    match effect {
+        Effect::Change(change) => opens_by(change),
+        _ => None,
+    }
+}
+
+pub(crate) fn opens_by(change: &Change) -> Option<bool> {
+    change.runtime.as_ref().map(|it| it.opened_at.is_some())
+}
+
+fn result(reply: Reply) -> SendResult {
+    let (status, retry_after) = match reply {
+        Reply::Works => (200, None),
+        Reply::Fails => (503, None),
+        Reply::FailsFor(seconds) => (503, Some(seconds)),
+        Reply::Missing => (404, None),
+        Reply::Busy => (429, None),
+        Reply::BusyFor(seconds) => (429, Some(seconds)),
+        Reply::Refuses => (400, None),
+        Reply::Hangs => return Err(SendError::Timeout(Phase::Response)),
+    };
+    Ok(Response {
+        status,
+        retry_after: retry_after.map(|seconds| seconds.to_string()),
+        excerpt: Bytes::new(),
+        body: BodyEnd::Whole,
     })
+}
+
+/// Rounded up: nothing is due before its time.
+fn whole_micros(length: time::Duration) -> Duration {
+    let nanos = u64::try_from(length.whole_nanoseconds()).unwrap();
+    Duration::from_micros(nanos.div_ceil(1_000))
 }
