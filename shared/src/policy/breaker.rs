@@ -163,6 +163,8 @@ impl Run {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Opening {
     opened_at: OffsetDateTime,
+    /// The opening, or the last probe that failed.
+    turned_at: OffsetDateTime,
     cooldown: Duration,
     probe_at: OffsetDateTime,
     probe: Probe,
@@ -222,6 +224,7 @@ impl Breaker {
     ) -> Self {
         let opening = Opening {
             opened_at,
+            turned_at: opened_at,
             cooldown,
             probe_at,
             probe: Probe::None,
@@ -258,6 +261,12 @@ impl Breaker {
     #[must_use]
     pub fn cooldown(&self) -> Option<Duration> {
         self.open.map(|opening| opening.cooldown)
+    }
+
+    /// When it opened, or its last probe failed, if it is not closed.
+    #[must_use]
+    pub fn turned_at(&self) -> Option<OffsetDateTime> {
+        self.open.map(|opening| opening.turned_at)
     }
 
     /// When the next probe is due, if it is not closed.
@@ -363,6 +372,7 @@ impl Breaker {
                     .saturating_mul(2)
                     .min(self.longest_cooldown);
                 next.probe_at = later(now, next.cooldown);
+                next.turned_at = now;
                 Some(Transition::Reopened)
             }
             Signal::Silent | Signal::Gone => {
@@ -416,6 +426,7 @@ impl Breaker {
         self.last_opened = Some(now);
         self.open = Some(Opening {
             opened_at: now,
+            turned_at: now,
             cooldown: self.first_cooldown,
             probe_at,
             probe: Probe::None,

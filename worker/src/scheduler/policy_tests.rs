@@ -729,6 +729,26 @@ fn a_breaker_that_opens_again_looks_for_dead_letters_to_probe_with_again() {
 }
 
 #[test]
+fn an_answer_from_before_a_probe_failed_does_not_say_that_there_is_nothing_to_probe_with() {
+    let mut bench = Bench::new();
+    bench.open();
+    bench.pass(COOLDOWN);
+    assert_eq!(revivals(&bench.effects()), [1]);
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(50))], with(|_| {}));
+    assert_eq!(sent(&bench.effects()), [id(50)]);
+    bench.pass(Duration::from_secs(1));
+    bench.ended(id(50), Outcome::Transient, Duration::from_secs(1));
+    bench.revived(vec![]);
+    bench.effects();
+
+    bench.pass(2 * COOLDOWN);
+
+    assert_eq!(revivals(&bench.effects()), [1]);
+}
+
+#[test]
 fn an_answer_that_came_too_late_says_nothing_about_another_outage() {
     let mut bench = Bench::new();
     bench.probed(Outcome::Delivered, 2);

@@ -90,9 +90,10 @@ impl Scheduler {
             }
             Some(none) if none.is_empty() => {
                 let gate = endpoint.gate.as_ref();
-                let opened = gate.and_then(|gate| gate.breaker().opened_at());
+                let opened = gate.and_then(|gate| gate.breaker().turned_at());
                 let recovery = gate.and_then(|gate| gate.recovery().copied());
-                // What was asked may be out of date: the breaker opened since, or another outage ended.
+                // What was asked may be out of date: the breaker opened since, or its probe failed, or another
+                // outage ended.
                 endpoint.nothing_to_probe = opened
                     .zip(asked)
                     .is_some_and(|(opened, asked)| asked.until >= opened);
