@@ -9,6 +9,8 @@ pub(crate) enum Invariant {
     Fence,
     /// D4 `attempts_charged ≤ max_attempts`.
     Attempts,
+    /// D5 `now ≤ next_attempt_at ≤ now + 24 h`.
+    Due,
     /// D6 a final state is final, and a delivery is in exactly one place.
     Final,
     /// D8 nothing is lost, and nothing waits for ever once faults stop.

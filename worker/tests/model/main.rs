@@ -2,8 +2,9 @@
 //! and records, in several processes, against a simulated database, receivers and clock.
 //!
 //! Each seed is one run: crashes, pauses, lost answers, late scans, an absent database, changes by the
-//! API; then the faults stop and everything must end. D3, D4, D6 and D8 hold at every step, and no
-//! healthy worker sends twice (see [`check`]).
+//! API; then the faults stop and everything must end. D3, D4, D5, D6, B1, R1 and O1 hold at every step,
+//! no healthy worker sends twice (see [`check`]), and at the end D8: nothing waits, no breaker stays open, and
+//! nothing that died in an outage stays dead.
 //!
 //! - `POSTRIDER_MODEL_SEEDS=20000 cargo test -p postrider-worker --test model --release` explores more, from
 //!   `POSTRIDER_MODEL_FIRST` on.

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shared::domain::endpoint::RateLimit;
-use shared::ids::EndpointKey;
+use shared::ids::{EndpointKey, Incarnation};
 use shared::store::endpoint_runtime::Runtime;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -54,9 +54,13 @@ struct View {
     probe_at: Option<OffsetDateTime>,
 }
 
+type Left = BTreeMap<Incarnation, f64>;
+
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
     starts: BTreeMap<EndpointKey, Vec<Start>>,
+    /// How far a life's estimate was ahead, at most, when it gave up slots.
+    left: Left,
     views: BTreeMap<EndpointKey, View>,
     /// Enablings that let a probe go early, and when it was due otherwise.
     excused: BTreeMap<EndpointKey, (OffsetDateTime, OffsetDateTime)>,
@@ -110,6 +114,17 @@ impl World {
         self.check_share(process, job);
     }
 
+    /// The process is asked to give up slots: it looks at their buckets now, and not again.
+    pub(crate) fn see_leaving(&mut self, process: usize) {
+        let Some(me) = self.processes[process].lease.incarnation() else {
+            return;
+        };
+        let seen = self.processes[process].clock.at(self.boot_time(process));
+        let ahead = (seen - self.database_time()).as_seconds_f64();
+        let left = self.policy.left.entry(me).or_insert(ahead);
+        *left = left.max(ahead);
+    }
+
     // ## R1
 
     fn check_rate(&mut self, process: usize, job: &Job) {
@@ -127,7 +142,7 @@ impl World {
         };
         let starts = self.policy.starts.entry(key).or_default();
         starts.push(start);
-        if let Some(text) = too_many(starts) {
+        if let Some(text) = too_many(starts, &self.policy.left) {
             let text = format!("{key:?} is sent {}: {text}", short(job.row.id));
             self.violated(Invariant::Rate, text);
         }
@@ -245,7 +260,7 @@ impl World {
 }
 
 /// Looks at every window that ends with the last start; what is wrong with one, if anything.
-fn too_many(starts: &[Start]) -> Option<String> {
+fn too_many(starts: &[Start], left: &Left) -> Option<String> {
     let last = starts.last()?;
     let (mut rate, mut burst, mut count) = (0.0_f64, 0_u32, 0_u32);
     let mut gained = Gained::new(last);
@@ -253,7 +268,7 @@ fn too_many(starts: &[Start]) -> Option<String> {
         count += 1;
         rate = rate.max(start.limit.per_second);
         burst = burst.max(start.limit.burst);
-        let length = (last.at - start.at).as_seconds_f64() + gained.back_to(start);
+        let length = (last.at - start.at).as_seconds_f64() + gained.back_to(start, left);
         if f64::from(count) > rate * length + f64::from(burst) + 1e-6 {
             return Some(format!(
                 "{count} in {length:.3} s at {rate}/s, burst {burst}"
@@ -286,13 +301,16 @@ impl Gained {
         }
     }
 
-    fn back_to(&mut self, start: &Start) -> f64 {
+    fn back_to(&mut self, start: &Start, left: &Left) -> f64 {
         if start.owner == self.owner {
             self.first = start.ahead;
         } else {
             self.before += self.last.max(0.0) + (-self.first).max(0.0);
             self.owner = start.owner;
-            (self.last, self.first, self.ends) = (start.ahead, start.ahead, false);
+            // What it gained by the time when it looked at its buckets last.
+            let left = left.get(&start.owner.incarnation).copied();
+            let last = left.map_or(start.ahead, |ahead| ahead.max(start.ahead));
+            (self.last, self.first, self.ends) = (last, start.ahead, false);
         }
         if self.ends {
             (self.last - self.first).max(0.0)

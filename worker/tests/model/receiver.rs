@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use shared::ids::{EndpointKey, Epoch, Incarnation};
 use shared::policy::backoff::UnitInterval;
 use shared::policy::classify::{BodyEnd, Phase, Response, SendError, SendResult};
+use shared::policy::decide::Decision;
 use shared::runtime::clock::BootTime;
 use uuid::Uuid;
 use worker::deliver::conclude;
@@ -17,6 +19,9 @@ use crate::check::Invariant;
 use crate::store::short;
 use crate::worker::MOST_IN_FLIGHT;
 use crate::world::{Event, Life, MILLI, SECOND, World};
+
+/// Whatever the receiver asks for.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3_600);
 
 /// How a receiver answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,6 +173,13 @@ impl World {
             (result, Timings::default()),
             jitter,
         );
+        let now = clock.at(ended);
+        if let Decision::RetryAt(at) = record.decision
+            && !(now..=now + LONGEST_WAIT).contains(&at)
+        {
+            let text = format!("{} is tried again at {at}, now is {now}", short(key.0));
+            self.violated(Invariant::Due, text);
+        }
         if record.attempts_charged > limit {
             let text = format!(
                 "{} charged {} of {limit}",

@@ -210,6 +210,7 @@ impl World {
             }
             if let Input::Release { .. } | Input::Drain = &input {
                 self.processes[index].leaves_since = boot;
+                self.see_leaving(index);
             }
             self.processes[index].scheduler.handle(input, now);
         }
