@@ -18,16 +18,13 @@ use shared::domain::endpoint::EndpointState;
 use shared::ids::Epoch;
 use shared::policy::breaker::{self, Breaker, Passage, Signal, State, Transition};
 use shared::policy::bucket::{Bucket, Quota};
-use shared::policy::limit::AdaptiveLimit;
+use shared::policy::limit::{AdaptiveLimit, PARK};
 use shared::policy::outage::Failing;
 use shared::store::endpoint_runtime::{Recovery, Runtime};
 use time::OffsetDateTime;
 
 use crate::endpoint_config::EndpointConfig;
 use crate::job::Observed;
-
-/// How long an endpoint is left alone after a 429 that names no time.
-const THROTTLED_PAUSE: Duration = Duration::from_secs(1);
 
 /// The answer to one request for admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,7 +163,7 @@ impl Gate {
             }
             (None, _) | (_, None) => Breaker::closed(),
         };
-        set_cooldowns(&mut breaker, config);
+        breaker.set_cooldowns(&config.settings.breaker);
         let cap = config.settings.max_in_flight;
         // In the middle of a recovery the ramp begins anew.
         let limit = if breaker.state() == State::Closed && runtime.recovery.is_none() {
@@ -214,7 +211,7 @@ impl Gate {
             self.recovery = None;
         }
         self.p95_ms = new.runtime.p95_ms;
-        set_cooldowns(&mut self.breaker, new);
+        self.breaker.set_cooldowns(&new.settings.breaker);
         self.bucket = match (self.bucket.take(), quota(new)) {
             (_, None) => None,
             // Nobody counted what was sent before: as if all of it had been just now.
@@ -388,7 +385,7 @@ impl Gate {
             | Outcome::Refused
             | Outcome::Expired => {}
         }
-        let throttled = (observed.outcome == Outcome::Throttled).then_some(THROTTLED_PAUSE);
+        let throttled = (observed.outcome == Outcome::Throttled).then_some(PARK);
         let wait = observed.retry_after.or(throttled);
         let pause = Some(self.limit.pause(observed.took)).filter(|pause| !pause.is_zero());
         for wait in [wait, pause].into_iter().flatten() {
@@ -617,15 +614,6 @@ fn bucket(
     let known = known.chain(taken.emptied_at.map(emptied));
     let position = known.max().unwrap_or(OffsetDateTime::UNIX_EPOCH);
     Bucket::handed_over(position.min(emptied(now)))
-}
-
-fn set_cooldowns(breaker: &mut Breaker, config: &EndpointConfig) {
-    let settings = &config.settings.breaker;
-    let seconds = |seconds| Duration::from_secs(u64::from(seconds));
-    breaker.set_cooldowns(
-        seconds(settings.cooldown_seconds),
-        seconds(settings.max_cooldown_seconds),
-    );
 }
 
 impl From<Transition> for Turn {

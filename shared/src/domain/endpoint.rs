@@ -102,6 +102,20 @@ impl Default for BreakerSettings {
     }
 }
 
+impl BreakerSettings {
+    /// From the opening to the first probe.
+    #[must_use]
+    pub fn cooldown(&self) -> Duration {
+        Duration::from_secs(u64::from(self.cooldown_seconds))
+    }
+
+    /// The longest wait between probes.
+    #[must_use]
+    pub fn max_cooldown(&self) -> Duration {
+        Duration::from_secs(u64::from(self.max_cooldown_seconds))
+    }
+}
+
 /// What a dead letter of an ordered endpoint does to those behind it with the same ordering key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -173,6 +187,12 @@ impl EndpointSettings {
     #[must_use]
     pub fn max_age(&self) -> Duration {
         Duration::from_secs(u64::from(self.max_age_seconds))
+    }
+
+    /// How long it may fail without any success before it is disabled; zero: for ever.
+    #[must_use]
+    pub fn disable_after(&self) -> Duration {
+        Duration::from_secs(u64::from(self.disable_after_seconds))
     }
 }
 

@@ -18,18 +18,10 @@ use time::OffsetDateTime;
 
 use super::instant::later;
 use crate::domain::attempt::Outcome;
+use crate::domain::endpoint::BreakerSettings;
 
-/// So many consecutive failures open a breaker.
-pub const THRESHOLD: u16 = 10;
-
-/// ... but not sooner than this after the first of them started.
+/// A breaker does not open sooner than this after the first of the failures started.
 pub const MIN_SPAN: Duration = Duration::from_secs(2);
-
-/// From the opening to the first probe.
-pub const COOLDOWN: Duration = Duration::from_secs(300);
-
-/// The longest wait between probes.
-pub const MAX_COOLDOWN: Duration = Duration::from_secs(3_600);
 
 /// The lowest threshold that slowness leads to.
 const LOWEST_THRESHOLD: u16 = 3;
@@ -41,14 +33,9 @@ pub const SLOW_MS: u32 = 5_000;
 /// delivery, and the fault may be ours.
 const SILENT_PROBES: u8 = 3;
 
-/// The threshold for an endpoint with this 95th percentile of response times, in milliseconds: each
-/// failure of a slow one ties up a permit for long, so half of them must do.
-#[must_use]
-pub fn failure_threshold(p95_ms: Option<u32>) -> u16 {
-    lowered_threshold(THRESHOLD, p95_ms)
-}
-
-/// The same for an endpoint with a threshold of its own. Never higher than that.
+/// How many consecutive failures open the breaker of an endpoint with this threshold and this 95th
+/// percentile of response times, in milliseconds: each failure of a slow one ties up a permit for long,
+/// so half of them must do. Never higher than its own.
 #[must_use]
 pub fn lowered_threshold(threshold: u16, p95_ms: Option<u32>) -> u16 {
     if p95_ms.is_some_and(|p95| p95 > SLOW_MS) {
@@ -197,21 +184,22 @@ impl Breaker {
     /// A breaker that knows of no failure.
     #[must_use]
     pub fn closed() -> Self {
+        let settings = BreakerSettings::default();
         Self {
             run: Run::default(),
             open: None,
             refuted: false,
             last_opened: None,
-            first_cooldown: COOLDOWN,
-            longest_cooldown: MAX_COOLDOWN,
+            first_cooldown: settings.cooldown(),
+            longest_cooldown: settings.max_cooldown(),
         }
     }
 
-    /// The cooldowns of this endpoint, from the next opening on; [`COOLDOWN`] and [`MAX_COOLDOWN`] until
-    /// then.
-    pub fn set_cooldowns(&mut self, first: Duration, longest: Duration) {
-        self.first_cooldown = first;
-        self.longest_cooldown = longest.max(first);
+    /// The cooldowns of this endpoint, from the next opening on; those of [`BreakerSettings::default`]
+    /// until then.
+    pub fn set_cooldowns(&mut self, settings: &BreakerSettings) {
+        self.first_cooldown = settings.cooldown();
+        self.longest_cooldown = settings.max_cooldown().max(self.first_cooldown);
     }
 
     /// An open breaker, as it was stored. `failing_since`: the first failure since the last success.
@@ -308,7 +296,7 @@ impl Breaker {
         }
     }
 
-    /// A request has ended. `threshold`: see [`failure_threshold`].
+    /// A request has ended. `threshold`: see [`lowered_threshold`].
     pub fn ended(
         &mut self,
         ended: &Ended,

@@ -22,6 +22,7 @@ use time::OffsetDateTime;
 
 use super::backoff::{UnitInterval, next_delay};
 use super::classify::Verdict;
+use super::instant::later;
 use crate::domain::attempt::Outcome;
 use crate::domain::delivery::{CloseReason, DeadLetterClass};
 use crate::domain::endpoint::EndpointSettings;
@@ -222,14 +223,6 @@ const fn expiry_class(class: DeadLetterClass) -> DeadLetterClass {
 
 const fn dead(class: DeadLetterClass, reason: &'static str) -> (Decision, Option<&'static str>) {
     (Decision::DeadLetter(class), Some(reason))
-}
-
-/// The instant this much later, or the last there is.
-fn later(at: OffsetDateTime, length: Duration) -> OffsetDateTime {
-    time::Duration::try_from(length)
-        .ok()
-        .and_then(|length| at.checked_add(length))
-        .unwrap_or_else(|| time::PrimitiveDateTime::MAX.assume_utc())
 }
 
 #[cfg(test)]

@@ -14,12 +14,11 @@ use shared::domain::notice::NoticeKind;
 use shared::ids::EndpointKey;
 use shared::policy::breaker::Signal;
 use shared::policy::outage::{Disable, disable_due};
+use shared::store::endpoint_runtime::Runtime;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{Effect, Now, Recorded, Scheduler};
-use shared::store::endpoint_runtime::Runtime;
-
 use crate::admission::{Gate, Turn};
 use crate::job::{Observed, Ownership};
 use crate::metrics;
@@ -153,7 +152,7 @@ impl Scheduler {
         if told.is_some_and(|told| now.database - told < TELL_AGAIN) {
             return;
         }
-        let limit = Duration::from_secs(u64::from(config.settings.disable_after_seconds));
+        let limit = config.settings.disable_after();
         let Some(failing_since) = gate.failing().since() else {
             return;
         };

@@ -4,6 +4,9 @@ use time::macros::datetime;
 use super::*;
 
 const START: OffsetDateTime = datetime!(2026-11-29 12:00 UTC);
+const THRESHOLD: u16 = 10;
+const COOLDOWN: Duration = Duration::from_secs(300);
+const MAX_COOLDOWN: Duration = Duration::from_secs(3_600);
 
 fn at(seconds: f64) -> OffsetDateTime {
     START + Duration::from_secs_f64(seconds)
@@ -268,10 +271,10 @@ fn enabling_starts_with_a_probe_at_once_in_any_state() {
 
 #[test]
 fn a_slow_endpoint_has_half_of_the_threshold() {
-    assert_eq!(failure_threshold(None), 10);
-    assert_eq!(failure_threshold(Some(5_000)), 10);
-    assert_eq!(failure_threshold(Some(5_001)), 5);
-    assert_eq!(failure_threshold(Some(u32::MAX)), 5);
+    assert_eq!(lowered_threshold(THRESHOLD, None), 10);
+    assert_eq!(lowered_threshold(THRESHOLD, Some(5_000)), 10);
+    assert_eq!(lowered_threshold(THRESHOLD, Some(5_001)), 5);
+    assert_eq!(lowered_threshold(THRESHOLD, Some(u32::MAX)), 5);
     for (own, lowered) in [(4, 3), (3, 3), (2, 2), (1, 1), (100, 50)] {
         assert_eq!(lowered_threshold(own, Some(6_000)), lowered, "{own}");
     }
