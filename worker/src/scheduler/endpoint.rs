@@ -258,12 +258,15 @@ impl Endpoint {
 
     /// Something waits that could be sent now.
     pub(super) fn has_due(&self, now: Now) -> bool {
-        let fresh = self.fresh.as_ref().is_some_and(|fresh| fresh.more);
+        self.rows_wait(now) || !self.known.is_empty()
+    }
+
+    /// There may be rows in the database that could be sent now.
+    fn rows_wait(&self, now: Now) -> bool {
         self.more_ready
-            || fresh
             || self.lines.wants_load()
             || self.retry_due(now.database)
-            || !self.known.is_empty()
+            || self.fresh.as_ref().is_some_and(|fresh| fresh.more)
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -291,13 +294,9 @@ impl Endpoint {
         if self.config_stale || self.wants_history() {
             return true;
         }
-        let has_rows = self.more_ready
-            || self.lines.wants_load()
-            || self.retry_due(now.database)
-            || self.fresh.as_ref().is_some_and(|fresh| fresh.more);
         self.enabled()
             && !self.closing
-            && has_rows
+            && self.rows_wait(now)
             && !self.waits_long(now)
             && if self.is_open() {
                 self.known.is_empty() && self.probe_due(now)

@@ -89,7 +89,7 @@ impl Scheduler {
     pub(super) fn loaded(&mut self, results: Vec<LoadedEndpoint>, now: Now) {
         self.loads_out = self.loads_out.saturating_sub(1);
         self.load_batch = (self.load_batch * 2).min(LOAD_BATCH);
-        for result in results {
+        for mut result in results {
             let key = result.endpoint;
             if !self.slots.works(result.slot, result.epoch) {
                 continue;
@@ -99,7 +99,7 @@ impl Scheduler {
             };
             let unreadable = endpoint.config_asked && result.config.is_none();
             let before = endpoint.config.clone();
-            let history = result.history.clone();
+            let history = result.history.take();
             let new = endpoint.loaded(result, now);
             if unreadable {
                 endpoint.load_not_before = now.boot.after(LOAD_PAUSE);

@@ -13,13 +13,14 @@ use std::time::Duration;
 
 use shared::domain::notice::NoticeKind;
 use shared::ids::{EndpointKey, Epoch, Slot, TenantKey};
-use shared::policy::outage::{Window, longest_ladder, recovery_window};
+use shared::policy::outage::{longest_ladder, recovery_window};
 use shared::store::endpoint_runtime::Recovery;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::endpoint::Endpoint;
 use super::{Effect, Now, Scheduler};
+use crate::admission::Gate;
 use crate::endpoint_config::EndpointConfig;
 
 /// Dead letters that are made live at a time.
@@ -45,13 +46,10 @@ impl Scheduler {
         let Some(began) = gate.outage_began() else {
             return;
         };
-        let window = window(config, began, now);
-        // An outage that came while another's dead letters were still being replayed: both.
-        let before = gate.recovery();
+        let left = left_by_outage(gate, config, began, now);
         gate.recover(Some(Recovery {
-            from: before.map_or(window.from, |before| before.from.min(window.from)),
-            until: window.until,
-            refused: refused || before.is_some_and(|before| before.refused),
+            refused: refused || left.refused,
+            ..left
         }));
     }
 
@@ -190,15 +188,24 @@ impl Scheduler {
     }
 }
 
-/// When the dead letters of an outage that began then died. What died before the endpoint was enabled is
-/// for a human to replay: enabling sends nothing by itself.
-fn window(config: &EndpointConfig, began: OffsetDateTime, now: Now) -> Window {
+/// The dead letters of an outage that began then, and with them those of an earlier one that were still
+/// being replayed when it came: they may be all there is. What died before the endpoint was enabled is for a
+/// human to replay: enabling sends nothing by itself.
+fn left_by_outage(
+    gate: &Gate,
+    config: &EndpointConfig,
+    began: OffsetDateTime,
+    now: Now,
+) -> Recovery {
     let ladder = longest_ladder(&config.settings);
     let window = recovery_window(began, None, now.database, ladder);
     let enabled = config.runtime.enabled_at.unwrap_or(window.from);
-    Window {
-        from: window.from.max(enabled).min(window.until),
-        ..window
+    let from = window.from.max(enabled).min(window.until);
+    let before = gate.recovery();
+    Recovery {
+        from: before.map_or(from, |before| before.from.min(from)),
+        until: window.until,
+        refused: before.is_some_and(|before| before.refused),
     }
 }
 
@@ -211,13 +218,11 @@ fn wanted(endpoint: &Endpoint, now: Now) -> Option<(Recovery, usize)> {
             return None;
         }
         let began = gate.outage_began().unwrap_or(now.database);
-        let window = window(config, began, now);
-        // An outage before this one whose dead letters were still being replayed: they may be all there is.
-        let before = gate.recovery().map(|before| before.from);
+        let left = left_by_outage(gate, config, began, now);
+        // What was refused for good makes a poor probe.
         let window = Recovery {
-            from: before.map_or(window.from, |before| before.min(window.from)),
-            until: window.until,
             refused: false,
+            ..left
         };
         return Some((window, 1));
     }

@@ -7,6 +7,7 @@ use shared::policy::decide::Decision;
 use shared::runtime::clock::BootTime;
 use uuid::Uuid;
 
+use super::endpoint::Endpoint;
 use super::lanes::{Lane, Loaded};
 use super::share::InFlight;
 use super::{Effect, Now, Recorded, Scheduler, size};
@@ -77,22 +78,30 @@ impl Scheduler {
     /// What an endpoint does with its turn; `None`: nothing, and what it waits for brings it back.
     fn next_of(&mut self, key: EndpointKey, now: Now) -> Option<Turn> {
         let endpoint = self.endpoints.get(&key)?;
-        let config = endpoint.config.clone().filter(|_| !endpoint.config_stale)?;
         let replays = endpoint.replays_allowed();
         let (row, _) = endpoint.lanes.peek(replays)?;
-        // What ends without a request needs no admission, and is never the probe.
-        let ends = self.end(&config, row, now);
-        let probe = match endpoint.admission(now)? {
+        let Some(turn) = self.turn_of(endpoint, row, replays, now) else {
+            self.consider(key, now);
+            return None;
+        };
+        let slow = endpoint.pace.is_slow();
+        self.has_share(endpoint.in_flight, slow).then_some(turn)
+    }
+
+    /// What becomes of this row of an endpoint; `None`: nothing may be sent to it now.
+    fn turn_of(&self, endpoint: &Endpoint, row: &LiveRow, replays: bool, now: Now) -> Option<Turn> {
+        let admission = endpoint.admission(now)?;
+        let config = endpoint.config.clone()?;
+        let deaths = self.suspects.get(&row.id).copied();
+        let ends = end_without_sending(&config, row, deaths.unwrap_or(0), now);
+        let probe = match admission {
+            // What ends without a request needs no admission, and is never the probe.
             _ if ends.is_some() => false,
             Admission::Send => false,
             Admission::Probe => true,
-            Admission::Defer(_) => {
-                self.consider(key, now);
-                return None;
-            }
+            Admission::Defer(_) => return None,
         };
-        let slow = endpoint.pace.is_slow();
-        self.has_share(endpoint.in_flight, slow).then_some(Turn {
+        Some(Turn {
             config,
             replays,
             ends,
@@ -107,21 +116,8 @@ impl Scheduler {
         }
         // Others may wait behind one whose endpoint cannot take it now.
         let admitted = |(key, row, _): &(EndpointKey, LiveRow, BootTime)| {
-            let endpoint = self.endpoints.get(key)?;
-            let config = endpoint.config.clone().filter(|_| endpoint.enabled())?;
-            let ends = self.end(&config, row, now);
-            let probe = match endpoint.admission(now)? {
-                _ if ends.is_some() => false,
-                Admission::Send => false,
-                Admission::Probe => true,
-                Admission::Defer(_) => return None,
-            };
-            Some(Turn {
-                config,
-                replays: true,
-                ends,
-                probe,
-            })
+            let endpoint = self.endpoints.get(key).filter(|it| it.enabled())?;
+            self.turn_of(endpoint, row, true, now)
         };
         let found = self
             .suspect_queue
@@ -136,11 +132,6 @@ impl Scheduler {
             let owner = self.start(key, turn, (row, loaded_at), now);
             self.suspect_out = owner.map(|owner| (owner, id));
         }
-    }
-
-    fn end(&self, config: &SharedConfig, row: &LiveRow, now: Now) -> Option<End> {
-        let deaths = self.suspects.get(&row.id).copied();
-        end_without_sending(config, row, deaths.unwrap_or(0), now)
     }
 
     /// Under which ownership it was started, if it was.
@@ -202,9 +193,13 @@ impl Scheduler {
             self.suspect_out = None;
         }
         self.slots.ended(owner.slot, owner.epoch);
-        let ours = self.incarnation == Some(owner.incarnation)
-            && self.slots.works(owner.slot, owner.epoch);
-        (flight, ours)
+        (flight, self.is_ours(owner))
+    }
+
+    /// Whether what was done under this ownership still counts: in this life, and in a slot that we have had
+    /// since.
+    pub(super) fn is_ours(&self, owner: Ownership) -> bool {
+        self.incarnation == Some(owner.incarnation) && self.slots.works(owner.slot, owner.epoch)
     }
 
     pub(super) fn recorded(&mut self, records: &[Recorded], now: Now) {

@@ -124,21 +124,15 @@ impl Scheduler {
                 return;
             }
             self.starts.pop_front();
-            let Some(flight) = self
-                .in_flight
-                .get_mut(&id)
-                .filter(|flight| flight.started == started)
-            else {
+            let is_it = |flight: &InFlight| flight.started == started;
+            // One of an earlier life or epoch: its record would not be counted either.
+            if !self.in_flight.get(&id).is_some_and(is_it) || !self.is_ours(id.0) {
+                continue;
+            }
+            let Some(flight) = self.in_flight.get_mut(&id) else {
                 continue;
             };
             let key = flight.endpoint;
-            let (owner, _) = id;
-            // One of an earlier life or epoch: its record would not be counted either.
-            let ours = self.incarnation == Some(owner.incarnation)
-                && self.slots.works(owner.slot, owner.epoch);
-            if !ours {
-                continue;
-            }
             if let Some(endpoint) = self.endpoints.get_mut(&key) {
                 flight.overdue = true;
                 endpoint.pace.overdue += 1;

@@ -62,7 +62,6 @@ pub struct HandedOver {
 
 #[derive(Debug)]
 struct Owned {
-    epoch: Epoch,
     taken: TakeOver,
     /// Its last owner died: when to ask next whether that left an outage unseen.
     doubtful: Option<BootTime>,
@@ -87,7 +86,6 @@ pub(super) struct OwnedSlots {
 impl OwnedSlots {
     pub(super) fn acquire(&mut self, slot: Slot, taken: TakeOver, now: BootTime) {
         let owned = Owned {
-            epoch: taken.epoch,
             taken,
             doubtful: (!taken.clean).then_some(now),
             handed_over: Vec::new(),
@@ -120,8 +118,7 @@ impl OwnedSlots {
 
     /// A delivery of a leaving slot died, and nobody here knows its endpoint any more.
     pub(super) fn leave_doubt(&mut self, slot: Slot, epoch: Epoch) {
-        let owned = self.slots.get_mut(&slot);
-        if let Some(owned) = owned.filter(|owned| owned.epoch == epoch) {
+        if let Some(owned) = self.owned(slot, epoch) {
             owned.leaves_doubt = true;
         }
     }
@@ -136,7 +133,7 @@ impl OwnedSlots {
             .slots
             .iter()
             .filter(|(_, owned)| due(owned))
-            .map(|(slot, owned)| (*slot, owned.epoch))
+            .map(|(slot, owned)| (*slot, owned.taken.epoch))
             .collect();
         due.sort_unstable();
         self.doubt_out = !due.is_empty();
@@ -147,11 +144,7 @@ impl OwnedSlots {
     pub(super) fn looked_into(&mut self, slots: &[(Slot, Epoch)], answered: bool, now: BootTime) {
         self.doubt_out = false;
         for (slot, epoch) in slots {
-            if let Some(owned) = self
-                .slots
-                .get_mut(slot)
-                .filter(|owned| owned.epoch == *epoch)
-            {
+            if let Some(owned) = self.owned(*slot, *epoch) {
                 owned.doubtful = (!answered).then(|| now.after(DOUBT_PAUSE));
             }
         }
@@ -166,7 +159,13 @@ impl OwnedSlots {
         self.slots
             .get(&slot)
             .filter(|owned| !owned.releasing)
-            .map(|owned| owned.epoch)
+            .map(|owned| owned.taken.epoch)
+    }
+
+    /// A slot that is still owned under this epoch.
+    fn owned(&mut self, slot: Slot, epoch: Epoch) -> Option<&mut Owned> {
+        let owned = self.slots.get_mut(&slot);
+        owned.filter(|owned| owned.taken.epoch == epoch)
     }
 
     pub(super) fn works(&self, slot: Slot, epoch: Epoch) -> bool {
@@ -180,11 +179,7 @@ impl OwnedSlots {
     }
 
     pub(super) fn ended(&mut self, slot: Slot, epoch: Epoch) {
-        if let Some(owned) = self
-            .slots
-            .get_mut(&slot)
-            .filter(|owned| owned.epoch == epoch)
-        {
+        if let Some(owned) = self.owned(slot, epoch) {
             owned.in_flight = owned.in_flight.saturating_sub(1);
         }
     }
@@ -218,7 +213,7 @@ impl OwnedSlots {
                 owned.release_sent = true;
                 Leaving {
                     slot: *slot,
-                    epoch: owned.epoch,
+                    epoch: owned.taken.epoch,
                     endpoints: std::mem::take(&mut owned.handed_over),
                     doubtful: owned.leaves_doubt || owned.doubtful.is_some(),
                 }
@@ -231,7 +226,7 @@ impl OwnedSlots {
         let ours = self
             .slots
             .get(&slot)
-            .is_some_and(|owned| owned.epoch == epoch);
+            .is_some_and(|owned| owned.taken.epoch == epoch);
         if ours {
             self.slots.remove(&slot);
         }
@@ -247,7 +242,7 @@ impl OwnedSlots {
             .slots
             .iter()
             .filter(|(_, owned)| !owned.releasing && owned.scan_at <= now)
-            .map(|(slot, owned)| (owned.scan_at, *slot, owned.epoch))
+            .map(|(slot, owned)| (owned.scan_at, *slot, owned.taken.epoch))
             .collect();
         due.sort_unstable();
         due.truncate(SCAN_BATCH);
@@ -265,11 +260,7 @@ impl OwnedSlots {
             u32::try_from(self.slots.len().div_ceil(slots.len().max(1))).unwrap_or(u32::MAX);
         let period = SCAN_PERIOD.max(took.saturating_mul(SCAN_SHARE).saturating_mul(rounds));
         for (slot, epoch) in slots {
-            if let Some(owned) = self
-                .slots
-                .get_mut(slot)
-                .filter(|owned| owned.epoch == *epoch)
-            {
+            if let Some(owned) = self.owned(*slot, *epoch) {
                 let pause = if again {
                     Duration::ZERO
                 } else {
