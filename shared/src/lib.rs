@@ -4,6 +4,7 @@
 //! - [`domain`]: the types both sides speak in; no IO.
 //! - [`policy`]: pure decisions; time and chance come in as arguments.
 //! - `store` (feature): the only place with SQL.
+//! - `client_certificate` (feature `store`): what endpoints with mutual TLS show.
 //! - `sealing` (feature `store`): what lies encrypted in the database.
 //! - `runtime` (feature): settings, clocks, telemetry, supervised tasks.
 //! - `embedded_postgres` (feature): a private PostgreSQL for `postrider dev` and for tests.
@@ -15,6 +16,8 @@ pub mod domain;
 pub mod ids;
 pub mod policy;
 
+#[cfg(feature = "store")]
+pub mod client_certificate;
 #[cfg(feature = "embedded-postgres")]
 pub mod embedded_postgres;
 #[cfg(feature = "runtime")]

@@ -1,6 +1,7 @@
 //! What a worker needs to be told, checked.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use shared::policy::address::AddressRules;
 use shared::runtime::settings::{ConfigErrors, Settings};
 use shared::sealing::MasterKeys;
 use shared::store::retention::RetentionSettings;
+
+use crate::sender::Proxy;
 
 /// The settings that `postrider-worker` takes as flags, besides the common ones.
 pub const SETTINGS: &[&str] = shared::runtime::settings::table::WORKER;
@@ -26,6 +29,10 @@ pub struct Config {
     pub keys: Arc<MasterKeys>,
     /// Where requests may go.
     pub rules: AddressRules,
+    /// Certificate authorities to trust besides the machine's, PEM.
+    pub ca_file: Option<PathBuf>,
+    /// The only proxy ever used.
+    pub proxy: Option<Proxy>,
     /// How long a lease lasts.
     pub lease_ttl: Duration,
     /// How long requests may go on after SIGTERM.
@@ -59,11 +66,19 @@ impl Config {
             errors.add("POSTRIDER_MASTER_KEY", problem);
             errors
         })?;
+        let proxy = settings.get("POSTRIDER_PROXY_URL").map(Proxy::parse);
+        let proxy = proxy.transpose().map_err(|problem| {
+            let mut errors = ConfigErrors::default();
+            errors.add("POSTRIDER_PROXY_URL", problem);
+            errors
+        })?;
         Ok(Self {
             database_url: DatabaseUrl(database_url.to_owned()),
             metrics_addr: settings.addr_or("POSTRIDER_METRICS_ADDR", METRICS_ADDR),
             keys: Arc::new(keys),
             rules: AddressRules::new(settings.cidrs("POSTRIDER_ALLOW_CIDRS")),
+            ca_file: settings.get("POSTRIDER_CA_FILE").map(PathBuf::from),
+            proxy,
             lease_ttl: settings.duration("POSTRIDER_LEASE_TTL"),
             drain_timeout: settings.duration("POSTRIDER_DRAIN_TIMEOUT"),
             max_in_flight: settings.count("POSTRIDER_MAX_IN_FLIGHT"),

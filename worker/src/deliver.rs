@@ -3,13 +3,15 @@
 //! No database connection is held here (D7): the job came with everything it needs, and the outcome
 //! goes to the recorder, which batches.
 
+use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use shared::domain::attempt::Outcome;
+use http::Method;
+use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::Kind;
 use shared::ids::{DeliveryId, EventId, created_at};
 use shared::policy::backoff::UnitInterval;
@@ -84,10 +86,12 @@ async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, 
     let timeout = job.endpoint.settings.timeout();
     sender
         .send(OutboundRequest {
+            method: Method::POST,
             url,
             headers,
             body: event.payload.clone(),
             timeout,
+            identity: None,
         })
         .await
 }
@@ -148,15 +152,26 @@ pub fn conclude(
             started_at: clock.at(started),
             endpoint_version: job.endpoint.version,
             status,
-            queue_us: micros(started.since(job.loaded_at)),
-            ttfb_us: timings.first_byte.map(micros),
+            phases: phases(started.since(job.loaded_at), &timings),
             total_ms: i32::try_from(total.as_millis()).unwrap_or(i32::MAX),
             addr: timings.addr,
+            dialled: timings.dialled,
             response,
         }),
         note: note.or(decided.reason.map(str::to_owned)),
         suspect: job.suspect,
-        observed: Some(observed),
+        // What is nobody's fault says nothing about the endpoint; a probe has to end either way.
+        observed: (job.probe || !decided.forgiven).then_some(observed),
+    }
+}
+
+fn phases(queued: Duration, timings: &Timings) -> Phases {
+    Phases {
+        queue_us: Some(micros(queued)),
+        dns_us: timings.dns.map(micros),
+        connect_us: timings.connect.map(micros),
+        tls_us: timings.tls.map(micros),
+        first_byte_us: timings.first_byte.map(micros),
     }
 }
 
@@ -172,7 +187,7 @@ fn asked_to_wait(result: &SendResult, verdict: &Verdict) -> Option<Duration> {
 fn facts(result: SendResult) -> (Option<u16>, Bytes, Option<String>) {
     match result {
         Ok(response) => {
-            let note = response.body.note().map(str::to_owned);
+            let note = response.note().map(Cow::into_owned);
             (Some(response.status), response.excerpt, note)
         }
         Err(error) => (
@@ -184,13 +199,19 @@ fn facts(result: SendResult) -> (Option<u16>, Bytes, Option<String>) {
 }
 
 fn measure(outcome: Outcome, timings: &Timings, total: Duration, lag_seconds: f64) {
-    metrics::ATTEMPT_SECONDS
-        .with_label_values(&["total"])
-        .observe(total.as_secs_f64());
-    if let Some(first_byte) = timings.first_byte {
-        metrics::ATTEMPT_SECONDS
-            .with_label_values(&["first_byte"])
-            .observe(first_byte.as_secs_f64());
+    let parts = [
+        ("dns", timings.dns),
+        ("connect", timings.connect),
+        ("tls", timings.tls),
+        ("first_byte", timings.first_byte),
+        ("total", Some(total)),
+    ];
+    for (phase, took) in parts {
+        if let Some(took) = took {
+            metrics::ATTEMPT_SECONDS
+                .with_label_values(&[phase])
+                .observe(took.as_secs_f64());
+        }
     }
     if outcome == Outcome::Delivered {
         metrics::DELIVERY_LAG.observe(lag_seconds.max(0.0));

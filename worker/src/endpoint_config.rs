@@ -35,7 +35,7 @@ pub struct EndpointConfig {
 /// Where an endpoint's requests go and what they carry. Holds credentials: `Debug` shows none.
 pub struct Target {
     /// The URL, parsed once. `None` if the stored one cannot be used any more.
-    pub url: Option<reqwest::Url>,
+    pub url: Option<url::Url>,
     /// The endpoint's own headers.
     pub headers: http::HeaderMap,
     /// Live secrets, the current one first.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use shared::domain::attempt::Outcome;
+use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::Kind;
 use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
@@ -150,14 +150,14 @@ pub struct AttemptFacts {
     pub endpoint_version: i32,
     /// HTTP status, if an answer began.
     pub status: Option<u16>,
-    /// Microseconds from loaded to started.
-    pub queue_us: i32,
-    /// Microseconds from started to the head of the answer.
-    pub ttfb_us: Option<i32>,
+    /// How long its parts took.
+    pub phases: Phases,
     /// Milliseconds from started to ended.
     pub total_ms: i32,
-    /// The address dialled.
+    /// The address that was sent to, or the last one dialled in vain.
     pub addr: Option<IpAddr>,
+    /// Every address dialled, in order.
+    pub dialled: Vec<IpAddr>,
     /// The beginning of the answer's body.
     pub response: Bytes,
 }

@@ -580,7 +580,7 @@ fn open(keys: &MasterKeys, stored: &StoredEndpoint) -> Result<EndpointConfig, St
         runtime: stored.runtime.clone(),
         locked: false,
         target: Target {
-            url: reqwest::Url::parse(&stored.url).ok(),
+            url: url::Url::parse(&stored.url).ok(),
             headers: sender::own_headers(&headers),
             secrets,
         },

@@ -327,10 +327,10 @@ fn row(record: &Record, texts: Texts) -> RecordRow<'_> {
             started_at: attempt.started_at,
             endpoint_version: attempt.endpoint_version,
             status: attempt.status,
-            queue_us: attempt.queue_us,
-            ttfb_us: attempt.ttfb_us,
+            phases: attempt.phases,
             total_ms: attempt.total_ms,
             addr: attempt.addr,
+            dialled: &attempt.dialled,
             response: if texts == Texts::Kept {
                 &attempt.response
             } else {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use shared::runtime::clock::{BootTime, DatabaseClock};
 use shared::runtime::telemetry::MetricsServer;
-use shared::runtime::{Supervisor, budgets, spawn_driver};
+use shared::runtime::{Supervisor, budgets, open_files, spawn_driver};
 use shared::store::{Database, migrate};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -30,7 +30,7 @@ use crate::metrics;
 use crate::pulse::{LONGEST_SILENCE, Pulse};
 use crate::recorder::{RecordLag, Recorder};
 use crate::scheduler::{Input, Scheduler, SchedulerSettings};
-use crate::sender::{Sender, SenderSettings};
+use crate::sender::{self, Sender, SenderSettings};
 use crate::suspects::Suspects;
 use crate::transitions::{Changes, Transitions};
 
@@ -42,6 +42,8 @@ const QUESTIONS: usize = 4;
 const MOST_LOADED: usize = 50_000;
 /// Payload bytes in memory, what is on the wire not counted.
 const MOST_LOADED_BYTES: usize = 64 << 20;
+/// Open files of a worker that are not requests: database, metrics, logs, look-ups.
+const OTHER_FILES: usize = 128;
 /// What the other tasks get to end after the drain.
 const STOP_GRACE: Duration = Duration::from_secs(3);
 
@@ -70,8 +72,7 @@ impl Running {
 pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Result<Running> {
     let database = Database::new(&config.database_url.0)?;
     migrate::check_version(&database).await?;
-    let sender =
-        Sender::new(sender_settings(&config)).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let sender = Sender::new(sender_settings(&config)?)?;
     let server = MetricsServer::bind(config.metrics_addr)
         .await
         .with_context(|| {
@@ -98,14 +99,32 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     })
 }
 
-fn sender_settings(config: &Config) -> SenderSettings {
-    SenderSettings {
+fn sender_settings(config: &Config) -> anyhow::Result<SenderSettings> {
+    let roots = sender::trusted(config.ca_file.as_deref()).map_err(anyhow::Error::msg)?;
+    let connections = connections(config.max_in_flight)?;
+    Ok(SenderSettings {
         rules: config.rules.clone(),
         // One host can serve thousands of endpoints (a gateway, an automation service): a connection
         // that was needed at once is needed again, and opening one costs more than a request.
-        max_idle_per_host: config.max_in_flight,
-        ..SenderSettings::default()
-    }
+        max_idle_per_host: connections,
+        max_idle: connections,
+        roots,
+        proxy: config.proxy.clone(),
+    })
+}
+
+/// How many unused connections there is room for. Each request under way may hold a connection as
+/// well, and happy eyeballs a second one for a moment; files, the database and metrics take the rest.
+fn connections(max_in_flight: usize) -> anyhow::Result<usize> {
+    let most = open_files::raise();
+    let needed = max_in_flight.saturating_mul(2) + OTHER_FILES;
+    let Some(room) = most.checked_sub(needed).filter(|room| *room > 0) else {
+        anyhow::bail!(
+            "POSTRIDER_MAX_IN_FLIGHT {max_in_flight} needs {needed} open files, and this process may \
+             have {most}: raise the limit (ulimit -Hn, LimitNOFILE) or lower the setting"
+        );
+    };
+    Ok(room.min(max_in_flight))
 }
 
 /// What the tasks share.

@@ -26,3 +26,19 @@ coded! {
         Expired = 9 "expired",
     }
 }
+
+/// Microseconds that the parts of an attempt took. `None`: it did not happen, as no connection is made
+/// where one is used again, or did not end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Phases {
+    /// From loaded to started.
+    pub queue_us: Option<i32>,
+    /// Looking up the name.
+    pub dns_us: Option<i32>,
+    /// Opening the TCP connection.
+    pub connect_us: Option<i32>,
+    /// The TLS handshake.
+    pub tls_us: Option<i32>,
+    /// From started to the head of the answer.
+    pub first_byte_us: Option<i32>,
+}

@@ -8,6 +8,7 @@
 //! event; an answer that is not HTTP counts as network, since proxies and half-started servers give
 //! such, and one more try costs less than a lost event.
 
+use std::borrow::Cow;
 use std::io;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub struct Response {
     pub status: u16,
     /// `Retry-After` as it stands in the answer.
     pub retry_after: Option<String>,
+    /// Where a redirect leads: scheme, host and port; the rest may be a credential.
+    pub redirect: Option<Box<str>>,
     /// The beginning of the body; any bytes.
     pub excerpt: Bytes,
     /// How the body ended.
@@ -44,6 +47,20 @@ pub enum BodyEnd {
     Broken,
     /// It was still coming at the deadline.
     TooSlow,
+}
+
+impl Response {
+    /// What to note beside an attempt, if anything is worth it.
+    #[must_use]
+    pub fn note(&self) -> Option<Cow<'static, str>> {
+        match &self.redirect {
+            Some(origin) => Some(Cow::Owned(format!(
+                "the receiver redirects to {origin}; redirects are not followed: change the \
+                 endpoint's URL to where it leads"
+            ))),
+            None => self.body.note().map(Cow::Borrowed),
+        }
+    }
 }
 
 impl BodyEnd {
@@ -71,6 +88,58 @@ pub enum Phase {
     Response,
 }
 
+/// What is wrong with a receiver's certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum CertificateProblem {
+    /// Its time is over.
+    #[error("the certificate has expired")]
+    Expired,
+    /// Its time has not come.
+    #[error("the certificate is not valid yet: is its machine's clock right?")]
+    NotValidYet,
+    /// It is somebody else's.
+    #[error(
+        "the certificate is not for the endpoint's host (names are taken from its subject \
+         alternative names alone)"
+    )]
+    WrongName,
+    /// It vouches for itself.
+    #[error("the certificate is self-signed")]
+    SelfSigned,
+    /// It came alone, and none of the authorities that we know issued it. Browsers fetch what is missing.
+    #[error(
+        "the certificate's issuer is not trusted and no intermediate certificate was sent: \
+         install the full chain at the receiver"
+    )]
+    MissingIntermediate,
+    /// None of the authorities that we know vouches for it.
+    #[error("the certificate was issued by nobody who is trusted here")]
+    UnknownIssuer,
+    /// Its issuer took it back.
+    #[error("the certificate was revoked")]
+    Revoked,
+    /// Anything else.
+    #[error("the certificate cannot be used (encoding, purpose or signature)")]
+    Unusable,
+}
+
+impl CertificateProblem {
+    /// The name in metrics and logs. A closed set.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Expired => "certificate_expired",
+            Self::NotValidYet => "certificate_not_valid_yet",
+            Self::WrongName => "certificate_wrong_name",
+            Self::SelfSigned => "certificate_self_signed",
+            Self::MissingIntermediate => "certificate_missing_intermediate",
+            Self::UnknownIssuer => "certificate_unknown_issuer",
+            Self::Revoked => "certificate_revoked",
+            Self::Unusable => "certificate_unusable",
+        }
+    }
+}
+
 /// Why there is no answer. Texts name no URL, header or address: they are stored and shown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
@@ -86,6 +155,12 @@ pub enum SendError {
     /// The TLS handshake failed.
     #[error("TLS: {0}")]
     Tls(Box<str>),
+    /// The receiver's certificate does not prove who it is.
+    #[error("TLS: {0}")]
+    Certificate(CertificateProblem),
+    /// The operator's forward proxy opened no way to the receiver.
+    #[error("the forward proxy: {0}")]
+    Proxy(Box<str>),
     /// The deadline passed.
     #[error("timed out {}", match .0 {
         Phase::Dns => "resolving the host name",
@@ -103,6 +178,10 @@ pub enum SendError {
         "a reused connection was closed before the response; the request may have been received"
     )]
     MaybeSent,
+    /// The receiver closed one connection after the other for a request that it says it never
+    /// acted on.
+    #[error("the receiver closed every connection before it took the request")]
+    NotSent,
     /// The answer is not HTTP.
     #[error("the response is not valid HTTP")]
     Protocol,
@@ -120,9 +199,12 @@ impl SendError {
             Self::Dns(_) => "dns",
             Self::Connect(_) => "connect",
             Self::Tls(_) => "tls",
+            Self::Certificate(problem) => problem.name(),
+            Self::Proxy(_) => "proxy",
             Self::Timeout(_) => "timeout",
             Self::Reset => "reset",
             Self::MaybeSent => "maybe_sent",
+            Self::NotSent => "not_sent",
             Self::Protocol => "protocol",
             Self::Internal(_) => "internal",
         }
@@ -134,9 +216,12 @@ impl SendError {
             Self::Dns(_)
             | Self::Connect(_)
             | Self::Tls(_)
+            | Self::Certificate(_)
+            | Self::Proxy(_)
             | Self::Timeout(_)
             | Self::Reset
             | Self::MaybeSent
+            | Self::NotSent
             | Self::Protocol => Outcome::Transient,
             Self::Internal(_) => Outcome::Internal,
         }
@@ -181,22 +266,26 @@ pub struct Verdict {
     pub outcome: Outcome,
     /// How long the receiver asks to be left alone.
     pub retry_after: Option<Duration>,
-    /// Nobody can tell whether the receiver had the request, and it is not the receiver's fault.
-    pub maybe_sent: bool,
+    /// A connection ended as connections do, with or without the request (*maybe sent*, *not sent*): that
+    /// says nothing about the receiver.
+    pub blameless: bool,
 }
 
 impl Verdict {
     /// The verdict on a request's result at an endpoint with these settings.
     #[must_use]
     pub fn of(result: &SendResult, settings: &EndpointSettings, now: time::OffsetDateTime) -> Self {
-        let (retry_after, maybe_sent) = match result {
+        let (retry_after, blameless) = match result {
             Ok(response) => (response.retry_after.as_deref(), false),
-            Err(error) => (None, *error == SendError::MaybeSent),
+            Err(error) => {
+                let blameless = matches!(error, SendError::MaybeSent | SendError::NotSent);
+                (None, blameless)
+            }
         };
         Self {
             outcome: classify(result, &settings.retry_statuses),
             retry_after: retry_after.and_then(|text| super::retry_after::parse(text, now)),
-            maybe_sent,
+            blameless,
         }
     }
 
@@ -206,7 +295,7 @@ impl Verdict {
         Self {
             outcome,
             retry_after: None,
-            maybe_sent: false,
+            blameless: false,
         }
     }
 }
@@ -221,6 +310,7 @@ mod tests {
         Ok(Response {
             status,
             retry_after: None,
+            redirect: None,
             excerpt: Bytes::new(),
             body: BodyEnd::Whole,
         })
@@ -303,6 +393,12 @@ mod tests {
             (SendError::Timeout(Phase::Connect), Outcome::Transient),
             (SendError::Reset, Outcome::Transient),
             (SendError::MaybeSent, Outcome::Transient),
+            (SendError::NotSent, Outcome::Transient),
+            (SendError::Proxy("no".into()), Outcome::Transient),
+            (
+                SendError::Certificate(CertificateProblem::Expired),
+                Outcome::Transient,
+            ),
             (SendError::Protocol, Outcome::Transient),
             (SendError::Internal("no secret"), Outcome::Internal),
         ];
@@ -331,10 +427,12 @@ mod tests {
             Verdict {
                 outcome: Outcome::Transient,
                 retry_after: Some(Duration::from_secs(7)),
-                maybe_sent: false
+                blameless: false
             }
         );
-        assert!(Verdict::of(&Err(SendError::MaybeSent), &settings, now).maybe_sent);
-        assert!(!Verdict::of(&Err(SendError::Reset), &settings, now).maybe_sent);
+        for ended in [SendError::MaybeSent, SendError::NotSent] {
+            assert!(Verdict::of(&Err(ended), &settings, now).blameless);
+        }
+        assert!(!Verdict::of(&Err(SendError::Reset), &settings, now).blameless);
     }
 }

@@ -4,8 +4,8 @@
 //! endpoint (breaker, auto-disable) and the parking of an endpoint that said `Retry-After`.
 //!
 //! Two counters: *made* numbers the requests, *charged* is what `max_attempts` limits. Not charged
-//! are a 429, and a request that a reused connection may have lost, while fewer than
-//! [`MAX_UNCHARGED_MAYBE_SENT`] attempts of the delivery went uncharged.
+//! are a 429, and a request whose connection ended as connections do (*maybe sent*, *not sent*), while
+//! fewer than [`MAX_FORGIVEN`] attempts of the delivery went uncharged; such a one is sent again at once.
 //!
 //! A retry that would come after the delivery's end of life (`max_age`, `deliver_before`) is not
 //! scheduled: the delivery becomes a dead letter now rather than wait to become one. The draw
@@ -27,9 +27,13 @@ use crate::domain::attempt::Outcome;
 use crate::domain::delivery::{CloseReason, DeadLetterClass};
 use crate::domain::endpoint::EndpointSettings;
 
-/// How many attempts of one delivery may be forgiven as *maybe sent*. A receiver whose idle limit
+/// How many attempts of one delivery may be forgiven as nobody's fault. A receiver whose idle limit
 /// is ours to the millisecond loses one now and then; one that always does is broken.
-pub const MAX_UNCHARGED_MAYBE_SENT: u16 = 3;
+pub const MAX_FORGIVEN: u16 = 3;
+
+/// The longest wait after an attempt that was forgiven. Short, because nothing is wrong; not zero, because
+/// a server that restarts ends many connections at once.
+const MAX_FORGIVEN_DELAY: Duration = Duration::from_secs(1);
 
 /// The most requests for one delivery, charged or not: what the database's counter holds.
 pub const MAX_ATTEMPTS_MADE: u16 = i16::MAX.unsigned_abs();
@@ -61,6 +65,8 @@ pub struct Decided {
     pub decision: Decision,
     /// Attempts charged, this one included if it is.
     pub charged: u16,
+    /// The attempt was nobody's fault: it says nothing about the endpoint.
+    pub forgiven: bool,
     /// Why it is a dead letter, in words.
     pub reason: Option<&'static str>,
     /// The last attempt of its ladder failed, and not by a refusal: if the endpoint had no success
@@ -105,8 +111,13 @@ impl Progress {
             | Outcome::Transient
             | Outcome::Misconfigured
             | Outcome::Permanent
-            | Outcome::Gone => !verdict.maybe_sent || uncharged_before >= MAX_UNCHARGED_MAYBE_SENT,
+            | Outcome::Gone => !verdict.blameless || uncharged_before >= MAX_FORGIVEN,
         }
+    }
+
+    /// Whether the attempt just ended is nobody's fault and is sent again at once.
+    fn forgives(&self, verdict: &Verdict) -> bool {
+        verdict.blameless && verdict.outcome == Outcome::Transient && !self.charges(verdict)
     }
 }
 
@@ -162,6 +173,7 @@ pub fn decide(
     Decided {
         decision,
         charged,
+        forgiven: progress.forgives(verdict),
         reason,
         exhausted,
     }
@@ -174,8 +186,12 @@ fn delay(
     verdict: &Verdict,
     jitter: UnitInterval,
 ) -> Duration {
-    next_delay(&settings.backoff, progress.attempts_made, jitter)
-        .max(verdict.retry_after.unwrap_or(Duration::ZERO))
+    let own = if progress.forgives(verdict) {
+        MAX_FORGIVEN_DELAY.mul_f64(jitter.get())
+    } else {
+        next_delay(&settings.backoff, progress.attempts_made, jitter)
+    };
+    own.max(verdict.retry_after.unwrap_or(Duration::ZERO))
 }
 
 /// The least delay after a 429: in the second half of a bound that doubles.

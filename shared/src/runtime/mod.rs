@@ -3,6 +3,7 @@
 pub mod budgets;
 pub mod clock;
 pub mod jitter;
+pub mod open_files;
 pub mod program;
 pub mod settings;
 pub mod shutdown;

@@ -51,6 +51,7 @@ pub const MIGRATIONS: &[Migration] = migrations![
     (4, "index_full_endpoints", "0004_index_full_endpoints.sql"),
     (5, "mark_draining_workers", "0005_mark_draining_workers.sql"),
     (6, "add_delivery_policy", "0006_add_delivery_policy.sql"),
+    (7, "add_dialled_addresses", "0007_add_dialled_addresses.sql"),
 ];
 
 /// The schema that this program reads and writes.

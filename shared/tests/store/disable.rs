@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shared::domain::attempt::Outcome;
+use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::CloseReason;
 use shared::runtime::clock::boot_time;
 use shared::store::commands;
@@ -195,10 +195,14 @@ async fn answered_410(owner: &Owner) -> (Uuid, OffsetDateTime) {
             started_at,
             endpoint_version: 1,
             status: Some(410),
-            queue_us: 1,
-            ttfb_us: None,
+            phases: Phases {
+                queue_us: Some(1),
+                first_byte_us: None,
+                ..Phases::default()
+            },
             total_ms: 1,
             addr: None,
+            dialled: &[],
             response: b"",
         }),
     };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shared::domain::attempt::Outcome;
+use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::{CloseReason, DeadLetterClass};
 use shared::domain::order::OrderKey;
 use shared::ids::{self, EndpointKey, Incarnation, TenantKey};
@@ -86,10 +86,14 @@ impl Lined {
                 started_at: self.owner.now().await,
                 endpoint_version: 1,
                 status: Some(503),
-                queue_us: 1,
-                ttfb_us: None,
+                phases: Phases {
+                    queue_us: Some(1),
+                    first_byte_us: None,
+                    ..Phases::default()
+                },
                 total_ms: 1,
                 addr: None,
+                dialled: &[],
                 response: b"",
             }),
         };

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use shared::domain::attempt::Outcome;
+use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use shared::runtime::clock::{boot_time, wall_time};
@@ -171,10 +171,14 @@ impl Crowd {
                 started_at: wall_time(),
                 endpoint_version: 1,
                 status: Some(200),
-                queue_us: 1,
-                ttfb_us: None,
+                phases: Phases {
+                    queue_us: Some(1),
+                    first_byte_us: None,
+                    ..Phases::default()
+                },
                 total_ms: 1,
                 addr: None,
+                dialled: &[],
                 response: b"",
             }),
         }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use shared::domain::attempt::Outcome;
+use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::{DeadLetterClass, Kind};
 use shared::ids::{self, EndpointKey, Slot};
 use shared::runtime::clock::boot_time;
@@ -188,10 +188,14 @@ fn dead_again(owner: &Owner, delivery: Uuid, event_id: Uuid) -> RecordRow<'stati
             started_at: shared::runtime::clock::wall_time(),
             endpoint_version: 1,
             status: Some(500),
-            queue_us: 1,
-            ttfb_us: None,
+            phases: Phases {
+                queue_us: Some(1),
+                first_byte_us: None,
+                ..Phases::default()
+            },
             total_ms: 1,
             addr: None,
+            dialled: &[],
             response: b"",
         }),
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shared::domain::attempt::Outcome;
+use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::{CloseReason, DeadLetterClass};
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use shared::runtime::clock::wall_time;
@@ -98,10 +98,14 @@ fn attempt(started_at: OffsetDateTime) -> AttemptRow<'static> {
         started_at,
         endpoint_version: 1,
         status: Some(503),
-        queue_us: 10,
-        ttfb_us: Some(900),
+        phases: Phases {
+            queue_us: Some(10),
+            first_byte_us: Some(900),
+            ..Phases::default()
+        },
         total_ms: 1,
         addr: Some("127.0.0.1".parse().unwrap()),
+        dialled: &[],
         response: b"\0\xff busy",
     }
 }

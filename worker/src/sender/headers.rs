@@ -9,13 +9,13 @@ use http::header::{
     CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue, TE, TRAILER,
     TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 };
-use reqwest::Url;
 use shared::ids::{DeliveryId, EventId};
 use shared::policy::classify::SendError;
 use shared::policy::signing::sign_standard;
 use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
+use url::Url;
 
 use crate::endpoint_config::SigningSecret;
 

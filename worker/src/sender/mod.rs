@@ -1,21 +1,28 @@
 //! One HTTP request to an endpoint: vetted address, one deadline, capped answer.
 //!
-//! Not here: what to send to whom (`deliver`), what the result means (`classify`), and retries of
-//! any kind; redirects, proxies from the environment and content decoding are off.
+//! The path of one: [`Sender::send`] → a connection that waits (`pool`) or a new one (`connect`: look-up
+//! in `resolver`, address policy, TCP or `proxy`, `tls`) → `exchange` → `response`, or `explain` if there
+//! is none. Not here: what to send to whom (`deliver`) and what the result means (`classify`).
 //!
 //! # Invariants
-//! - S1 bytes go only to vetted addresses: literals are judged here (a resolver never sees them),
-//!   names by [`resolver`] at the moment they are dialled.
+//! - S1 bytes go only to vetted addresses, literals and names alike (`connect`).
 //! - S2 no error names a URL, a header or a payload.
 //! - P1 the body goes out as it came in.
 //!
 //! # Why
 //! One deadline covers everything from the name's look-up to the answer's last byte: a timeout per
-//! read starts anew with each byte of a receiver that drips. HTTP/1.1 only: multiplexing saves
-//! connections, not time, and a GOAWAY leaves it open which requests were seen.
+//! read starts anew with each byte of a receiver that drips. No retries of any kind, but for a request
+//! that was certainly not processed. There is no code here that follows a redirect, inflates an answer
+//! or reads a proxy from the environment. ADR 0013 says why the connections are our own.
 
+mod connect;
+mod exchange;
+mod explain;
 mod headers;
 mod lookups;
+mod origin;
+mod pool;
+mod proxy;
 mod resolver;
 mod response;
 mod tls;
@@ -24,37 +31,52 @@ mod trace;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method};
-use reqwest::Url;
+use http::{HeaderMap, Method, Request, Uri};
+use http_body_util::Full;
+use hyper::body::Incoming;
 use rustls::RootCertStore;
 use shared::policy::address::{AddressRules, vet_literal};
 use shared::policy::classify::{SendError, SendResult};
-use tokio::time::{Instant, timeout_at};
+use shared::runtime::budgets::CONNECT_TIMEOUT;
+use shared::runtime::spawn_driver;
+use tokio::time::{Instant, timeout, timeout_at};
+use url::Url;
 
+use self::connect::Dialer;
+use self::exchange::{Connection, Failure, Line};
 pub use self::headers::{Stamp, headers_for, own_headers};
-use self::resolver::VettingResolver;
+use self::origin::Origin;
+use self::pool::{Limits, Shelves};
+pub use self::proxy::Proxy;
+use self::resolver::Resolver;
+pub use self::tls::{ClientIdentity, trusted};
 pub use self::trace::Timings;
-use self::trace::{ConnectLayer, Trace};
+use self::trace::Trace;
 
-/// How long a connection may take, DNS and TLS included. Long enough for one lost SYN (1 + 2 s).
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often connections that are not good any more are looked for.
+const SWEEP: Duration = Duration::from_secs(1);
 
-/// How long an unused connection is kept: shorter than what receivers commonly allow (60 s), or a
-/// request would often meet a connection that is being closed (*maybe sent*).
-const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+/// The most connections tried for one request that none of them processed.
+const MOST_TRIES: usize = 3;
 
 /// What a sender is made from.
 #[derive(Debug)]
 pub struct SenderSettings {
     /// The ranges that the operator opened.
     pub rules: AddressRules,
-    /// Unused connections kept per host.
+    /// Unused connections kept per origin.
     pub max_idle_per_host: usize,
-    /// Whom to trust in TLS; `None`: whom this machine trusts.
-    pub roots: Option<RootCertStore>,
+    /// Unused connections kept in all; the one unused for longest goes first.
+    pub max_idle: usize,
+    /// Whom to trust in TLS, from [`trusted`].
+    pub roots: RootCertStore,
+    /// The only proxy ever used.
+    pub proxy: Option<Proxy>,
 }
 
 impl Default for SenderSettings {
@@ -62,7 +84,9 @@ impl Default for SenderSettings {
         Self {
             rules: AddressRules::default(),
             max_idle_per_host: 32,
-            roots: None,
+            max_idle: 1_024,
+            roots: RootCertStore::empty(),
+            proxy: None,
         }
     }
 }
@@ -73,14 +97,13 @@ pub enum SenderError {
     /// TLS cannot be set up.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
-    /// The HTTP client cannot be set up.
-    #[error("the HTTP client cannot be set up: {0}")]
-    Client(#[from] reqwest::Error),
 }
 
 /// One request.
 #[derive(Debug)]
 pub struct OutboundRequest {
+    /// Its method.
+    pub method: Method,
     /// Where to.
     pub url: Url,
     /// All headers, from [`headers_for`].
@@ -89,79 +112,173 @@ pub struct OutboundRequest {
     pub body: Bytes,
     /// For everything, from now to the last byte of the answer.
     pub timeout: Duration,
+    /// The client certificate to show, if the receiver asks for one.
+    pub identity: Option<Arc<ClientIdentity>>,
 }
 
+type Pool = Mutex<Shelves<Connection, Arc<Line>>>;
+
 /// Sends requests over a pool of connections. One for a whole process.
-#[derive(Debug)]
 pub struct Sender {
-    client: reqwest::Client,
-    rules: AddressRules,
-    trusts_anyone: bool,
+    dialer: Dialer,
+    pool: Arc<Pool>,
+}
+
+impl std::fmt::Debug for Sender {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Sender")
+    }
 }
 
 impl Sender {
-    /// A sender. Reads this machine's trusted certificates unless given others.
+    /// A sender, to be made inside the runtime that it is used in.
     ///
     /// # Errors
-    /// If TLS or the HTTP client cannot be set up. A machine without certificates is no error: it
-    /// sends to `http://` and fails each request to `https://` with a clear text.
+    /// If TLS cannot be set up. That nobody is trusted is no error: then it sends to `http://` and
+    /// fails each request to `https://` with a clear text.
     pub fn new(settings: SenderSettings) -> Result<Self, SenderError> {
-        let roots = settings.roots.unwrap_or_else(tls::native_roots);
-        let trusts_anyone = !roots.is_empty();
-        let client = reqwest::Client::builder()
-            .http1_only()
-            .tls_backend_preconfigured(tls::client_config(roots)?)
-            .dns_resolver(VettingResolver::new(settings.rules.clone()))
-            .connector_layer(ConnectLayer)
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_max_idle_per_host(settings.max_idle_per_host)
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never().max_retries_per_request(0))
-            .no_proxy()
-            .build()?;
+        let limits = Limits {
+            per_origin: settings.max_idle_per_host,
+            in_all: settings.max_idle,
+        };
+        let pool = Arc::new(Mutex::new(Shelves::new(limits)));
+        spawn_driver(sweep(Arc::downgrade(&pool)));
         Ok(Self {
-            client,
-            rules: settings.rules,
-            trusts_anyone,
+            dialer: Dialer {
+                resolver: Resolver::new(),
+                rules: settings.rules,
+                tls: tls::client_config(settings.roots)?,
+                proxy: settings.proxy,
+                turn: AtomicUsize::new(0),
+            },
+            pool,
         })
-    }
-
-    /// Whether any certificate is trusted; without one, nothing can be sent to `https://`.
-    #[must_use]
-    pub fn trusts_anyone(&self) -> bool {
-        self.trusts_anyone
     }
 
     /// Makes one request. Ends within its timeout, whatever the receiver does.
     pub async fn send(&self, request: OutboundRequest) -> (SendResult, Timings) {
-        trace::scope(async {
-            let result = self.exchange(request).await;
-            (result, Trace::read(Trace::timings))
-        })
-        .await
+        let mut trace = Trace::start();
+        let result = self.exchange(request, &mut trace).await;
+        (result, trace.into_timings())
     }
 
-    async fn exchange(&self, request: OutboundRequest) -> SendResult {
+    async fn exchange(&self, request: OutboundRequest, trace: &mut Trace) -> SendResult {
         let deadline = Instant::now() + request.timeout;
-        vet_literal(&request.url, &self.rules).map_err(SendError::AddressDenied)?;
-        if !self.trusts_anyone && request.url.scheme() == "https" {
-            return Err(SendError::Tls(tls::NO_ROOTS.into()));
-        }
-        Trace::read(|trace| trace.dials_literal(&request.url));
-        let head = match timeout_at(deadline, self.client.execute(prepared(request))).await {
-            Ok(Ok(head)) => head,
-            Ok(Err(error)) => return Err(Trace::read(|trace| response::explain(&error, trace))),
-            Err(_elapsed) => return Err(SendError::Timeout(Trace::read(Trace::phase))),
+        vet_literal(&request.url, &self.dialer.rules).map_err(SendError::AddressDenied)?;
+        let url = request.url.clone();
+        let answered = timeout_at(deadline, self.answer(request, trace)).await;
+        let (origin, connection, head) = match answered {
+            Ok(answered) => answered?,
+            Err(_elapsed) => return Err(SendError::Timeout(trace.phase())),
         };
-        Trace::read(|trace| trace.answered(head.remote_addr()));
-        Ok(response::read(head, deadline).await)
+        trace.answered();
+        let (response, ended) = response::read(head, &url, deadline).await;
+        if ended {
+            self.keep(&origin, connection);
+        }
+        Ok(response)
+    }
+
+    /// The head of an answer, and the connection that it came over.
+    async fn answer(
+        &self,
+        request: OutboundRequest,
+        trace: &mut Trace,
+    ) -> Result<(Arc<Origin>, Connection, http::Response<Incoming>), SendError> {
+        let origin = Arc::new(Origin::of(&request.url, request.identity.clone())?);
+        let authority = uri(request.url.as_str())?;
+        let mut message = Some(prepared(request)?);
+        for _ in 0..MOST_TRIES {
+            let mut connection = self.connection(&origin, trace).await?;
+            let used = connection.used;
+            trace.sends_to(connection.address, used);
+            match connection.send(&mut message, &authority).await {
+                Ok(head) => return Ok((origin, connection, head)),
+                Err(Failure::NotProcessed) => {}
+                Err(Failure::Broken(error)) => return Err(explain::broken(&error, used)),
+            }
+        }
+        Err(SendError::NotSent)
+    }
+
+    /// A connection that waits, or a new one.
+    async fn connection(
+        &self,
+        origin: &Arc<Origin>,
+        trace: &mut Trace,
+    ) -> Result<Connection, SendError> {
+        while let Some(mut waiting) = self.waiting(origin) {
+            if waiting.is_ready().await {
+                return Ok(waiting);
+            }
+        }
+        let connecting = timeout(CONNECT_TIMEOUT, self.dialer.connect(origin, trace)).await;
+        let connection = connecting.map_err(|_elapsed| SendError::Timeout(trace.phase()))??;
+        if let Some(line) = connection.line() {
+            self.pool().share(origin, Arc::clone(line));
+        }
+        Ok(connection)
+    }
+
+    fn waiting(&self, origin: &Origin) -> Option<Connection> {
+        let now = Instant::now();
+        let mut spent = Vec::new();
+        let mut pool = self.pool();
+        let found = match pool.join(origin, now) {
+            Some(line) => Some(Connection::on(line)),
+            None => pool.take(origin, now, &mut spent),
+        };
+        drop(pool);
+        found
+    }
+
+    /// Keeps a connection whose answer was read to its end.
+    fn keep(&self, origin: &Arc<Origin>, connection: Connection) {
+        if connection.line().is_some() {
+            return;
+        }
+        let now = Instant::now();
+        let good_until = connection.good_until(now);
+        if now < good_until {
+            let spent = self.pool().put(origin, good_until, connection);
+            drop(spent);
+        }
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Shelves<Connection, Arc<Line>>> {
+        lock(&self.pool)
     }
 }
 
-fn prepared(request: OutboundRequest) -> reqwest::Request {
-    let mut prepared = reqwest::Request::new(Method::POST, request.url);
+fn lock(pool: &Pool) -> MutexGuard<'_, Shelves<Connection, Arc<Line>>> {
+    pool.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Closes what nobody came for, as long as the sender lives.
+async fn sweep(pool: Weak<Pool>) {
+    let mut tick = tokio::time::interval(SWEEP);
+    loop {
+        tick.tick().await;
+        let Some(pool) = pool.upgrade() else { return };
+        let spent = lock(&pool).sweep(Instant::now());
+        drop(spent);
+    }
+}
+
+/// A request in the form of HTTP/1: the path alone, the host in a header.
+fn prepared(request: OutboundRequest) -> Result<Request<Full<Bytes>>, SendError> {
+    let url = &request.url;
+    let path = match url.query() {
+        Some(query) => uri(&[url.path(), "?", query].concat())?,
+        None => uri(url.path())?,
+    };
+    let mut prepared = Request::new(Full::new(request.body));
+    *prepared.method_mut() = request.method;
+    *prepared.uri_mut() = path;
     *prepared.headers_mut() = request.headers;
-    *prepared.body_mut() = Some(request.body.into());
-    prepared
+    Ok(prepared)
+}
+
+fn uri(text: &str) -> Result<Uri, SendError> {
+    Uri::try_from(text).map_err(|_shows_it| SendError::Internal("the URL cannot be sent"))
 }

@@ -149,6 +149,7 @@ impl World {
         let response = Response {
             status,
             retry_after,
+            redirect: None,
             excerpt: Bytes::new(),
             body: BodyEnd::Whole,
         };

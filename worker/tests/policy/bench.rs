@@ -345,6 +345,7 @@ fn result(reply: Reply) -> SendResult {
     Ok(Response {
         status,
         retry_after: retry_after.map(|seconds| seconds.to_string()),
+        redirect: None,
         excerpt: Bytes::new(),
         body: BodyEnd::Whole,
     })

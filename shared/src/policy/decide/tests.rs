@@ -189,9 +189,9 @@ fn only_a_ladder_that_failed_to_its_end_is_exhausted() {
 }
 
 #[test]
-fn a_maybe_sent_attempt_is_forgiven_three_times() {
+fn an_attempt_that_is_nobodys_fault_is_forgiven_three_times_and_repeated_at_once() {
     let lost = Verdict {
-        maybe_sent: true,
+        blameless: true,
         ..verdict(Outcome::Transient)
     };
     for (made, charged, expected) in [
@@ -205,6 +205,13 @@ fn a_maybe_sent_attempt_is_forgiven_three_times() {
     ] {
         let decided = decided(progress(made, charged), lost);
         assert_eq!(decided.charged, expected, "made {made}, charged {charged}");
+        assert_eq!(decided.forgiven, expected == charged);
+        if decided.forgiven {
+            let Decision::RetryAt(next) = decided.decision else {
+                panic!("{decided:?}");
+            };
+            assert!(next <= seconds_later(1), "{next}");
+        }
     }
 }
 
@@ -292,13 +299,13 @@ prop_compose! {
         deliver_before in proptest::option::of(any_instant()),
         outcome in prop::sample::select(Outcome::ALL),
         wait in proptest::option::of(1..=MAX_RETRY_AFTER.as_secs()),
-        maybe_sent in any::<bool>(),
+        blameless in any::<bool>(),
         draw in 0.0..=1.0_f64,
     ) -> (EndpointSettings, Progress, Verdict, OffsetDateTime, UnitInterval) {
         let limit = usize::from(made.min(settings.max_attempts.saturating_add(1)));
         let attempts_charged = u16::try_from(charged.index(limit.max(1))).unwrap();
         let progress = Progress { attempts_made: made, attempts_charged, created_at, deliver_before };
-        let verdict = Verdict { outcome, retry_after: wait.map(Duration::from_secs), maybe_sent };
+        let verdict = Verdict { outcome, retry_after: wait.map(Duration::from_secs), blameless };
         let now = created_at.checked_add(time::Duration::seconds(waited)).unwrap_or(created_at);
         (settings, progress, verdict, now, UnitInterval::new(draw).unwrap())
     }
@@ -366,8 +373,8 @@ proptest! {
         let jitter = UnitInterval::new(draw).unwrap();
         let mut now = CREATED;
         let mut charged = 0;
-        for (made, maybe_sent) in (1..).zip(losses) {
-            let verdict = Verdict { maybe_sent, ..verdict(Outcome::Transient) };
+        for (made, blameless) in (1..).zip(losses) {
+            let verdict = Verdict { blameless, ..verdict(Outcome::Transient) };
             let decided = decide(&settings, &progress(made, charged), &verdict, now, jitter);
             charged = decided.charged;
             if let Decision::RetryAt(next) = decided.decision {
@@ -375,7 +382,7 @@ proptest! {
                 continue;
             }
             prop_assert_eq!(decided.decision, Decision::DeadLetter(DeadLetterClass::Transient));
-            prop_assert!(made <= max_attempts + MAX_UNCHARGED_MAYBE_SENT);
+            prop_assert!(made <= max_attempts + MAX_FORGIVEN);
             return Ok(());
         }
         prop_assert!(false, "still going after 40 attempts");

@@ -265,8 +265,15 @@ pub const TABLE: &[Setting] = &[
     Setting::plain(
         "POSTRIDER_PROXY_URL",
         "proxy-url",
-        Kind::NotYet,
-        "reserved: the only proxy ever used",
+        Kind::Text,
+        "the only proxy ever used, `http://user:password@host:port`; it must allow CONNECT to the receivers' ports",
+    )
+    .secret("POSTRIDER_PROXY_URL_FILE", "proxy-url-file"),
+    Setting::plain(
+        "POSTRIDER_CA_FILE",
+        "ca-file",
+        Kind::Path,
+        "certificate authorities to trust besides this machine's, a PEM file",
     ),
     Setting::plain(
         "POSTRIDER_URL",
@@ -339,6 +346,8 @@ pub const WORKER: &[&str] = &[
     "POSTRIDER_MASTER_KEY_PREVIOUS",
     "POSTRIDER_ALLOW_CIDRS",
     "POSTRIDER_HTTPS_ONLY",
+    "POSTRIDER_CA_FILE",
+    "POSTRIDER_PROXY_URL",
     "POSTRIDER_MAX_IN_FLIGHT",
     "POSTRIDER_LEASE_TTL",
     "POSTRIDER_DRAIN_TIMEOUT",

@@ -19,7 +19,7 @@ use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 use super::load::{Row, asked_for, read_row};
-use super::record::{RecordRow, submit};
+use super::record::{RecordRow, recording, submit};
 use crate::domain::order::OrderKey;
 use crate::ids::{EndpointKey, Incarnation, Slot};
 use crate::store::StoreError;
@@ -123,17 +123,8 @@ WITH h AS MATERIALIZED (
 /// As `record`, for rows of `ready_ordered`. A statement of its own, so that the hot one stays as it is.
 /// Locks: KEY SHARE on the incarnation, the live rows. Indexes: `ready_ordered_by_id`; `dead_letters_replayed`
 /// for a dead letter that is a replay.
-pub(super) const RECORD: &str = "
-WITH inp AS MATERIALIZED (
-  SELECT * FROM unnest($1::int2[], $2::int8[], $3::int8[], $4::uuid[], $5::uuid[], $6::int4[], $7::int2[], $8::int2[],
-                       $9::int2[], $10::int2[], $11::int2[], $12::timestamptz[], $13::int2[], $14::int2[], $15::text[],
-                       $16::timestamptz[], $17::int4[], $18::int2[], $19::int4[], $20::int4[], $21::int4[],
-                       $22::inet[], $23::bytea[], $24::int8[])
-    u(slot, epoch, endpoint_id, id, event_id, tenant_id, no, made,
-      charged, outcome, final_status, due_at, class, close_reason, note,
-      started_at, endpoint_version, status, queue_us, ttfb_us, total_ms,
-      addr, response, fingerprint)),
-me AS MATERIALIZED (SELECT id FROM workers WHERE id = $25 FOR KEY SHARE),
+pub(super) const RECORD: &str = recording!(
+    "
 ok AS MATERIALIZED (
   SELECT i.* FROM inp i JOIN slots s ON s.slot = i.slot AND s.epoch = i.epoch JOIN me ON me.id = s.owner),
 h AS MATERIALIZED (
@@ -160,14 +151,8 @@ cl AS (
   INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason, attempts_made)
   SELECT tenant_id, id, endpoint_id, event_id, final_status, close_reason, made
   FROM gone WHERE final_status IN (6, 7)),
-att AS (
-  INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms,
-                        queue_us, ttfb_us, outcome, status, final_status, applied, addr, response, error)
-  SELECT tenant_id, id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms,
-         queue_us, ttfb_us, outcome, status, CASE WHEN applied THEN final_status END, applied, addr, response, note
-  FROM (SELECT i.*, i.id IN (SELECT id FROM gone) AS applied FROM inp i WHERE i.started_at IS NOT NULL OFFSET 0) a
-  ON CONFLICT DO NOTHING)
-SELECT i.id, i.id IN (SELECT id FROM gone) FROM inp i";
+"
+);
 
 /// The prepared statements of one session.
 #[derive(Debug, Clone)]

@@ -8,25 +8,50 @@ use tokio_postgres::{Client, Statement};
 use uuid::Uuid;
 
 use super::Statements;
-use crate::domain::attempt::Outcome;
+use crate::domain::attempt::{Outcome, Phases};
 use crate::domain::delivery::{CloseReason, DeadLetterClass, Status};
 use crate::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use crate::store::StoreError;
 
-/// See the module. Locks: KEY SHARE on the incarnation (does not wait for renewals, conflicts with
-/// the DELETE that declares it dead), the live rows that are deleted. Indexes: both of `ready`, both of
-/// `retry`; for a dead letter that is a replay `dead_letters_replayed`, to the first delivery of its event.
-pub(super) const RECORD: &str = "
+/// What both statements that record begin with: the rows to record, and the incarnation that records them,
+/// locked. And what they end with: the attempts, applied or not.
+macro_rules! recording {
+    ($between:literal) => {
+        concat!(
+            "
 WITH inp AS MATERIALIZED (
   SELECT * FROM unnest($1::int2[], $2::int8[], $3::int8[], $4::uuid[], $5::uuid[], $6::int4[], $7::int2[], $8::int2[],
                        $9::int2[], $10::int2[], $11::int2[], $12::timestamptz[], $13::int2[], $14::int2[], $15::text[],
                        $16::timestamptz[], $17::int4[], $18::int2[], $19::int4[], $20::int4[], $21::int4[],
-                       $22::inet[], $23::bytea[], $24::int8[])
+                       $22::int4[], $23::int4[], $24::int4[], $25::inet[], $26::text[], $27::bytea[], $28::int8[])
     u(slot, epoch, endpoint_id, id, event_id, tenant_id, no, made,
       charged, outcome, final_status, due_at, class, close_reason, note,
-      started_at, endpoint_version, status, queue_us, ttfb_us, total_ms,
-      addr, response, fingerprint)),
-me AS MATERIALIZED (SELECT id FROM workers WHERE id = $25 FOR KEY SHARE),
+      started_at, endpoint_version, status, queue_us, dns_us, connect_us,
+      tls_us, ttfb_us, total_ms, addr, dialled, response, fingerprint)),
+me AS MATERIALIZED (SELECT id FROM workers WHERE id = $29 FOR KEY SHARE),",
+            $between,
+            "
+att AS (
+  INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms,
+                        queue_us, dns_us, connect_us, tls_us, ttfb_us, outcome, status, final_status, applied, addr, dialled,
+                        response, error)
+  SELECT tenant_id, id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms,
+         queue_us, dns_us, connect_us, tls_us, ttfb_us, outcome, status, CASE WHEN applied THEN final_status END, applied, addr,
+         dialled::inet[], response, note
+  FROM (SELECT i.*, i.id IN (SELECT id FROM gone) AS applied FROM inp i WHERE i.started_at IS NOT NULL OFFSET 0) a
+  ON CONFLICT DO NOTHING)
+SELECT i.id, i.id IN (SELECT id FROM gone) FROM inp i"
+        )
+    };
+}
+
+pub(super) use recording;
+
+/// See the module. Locks: KEY SHARE on the incarnation (does not wait for renewals, conflicts with
+/// the DELETE that declares it dead), the live rows that are deleted. Indexes: both of `ready`, both of
+/// `retry`; for a dead letter that is a replay `dead_letters_replayed`, to the first delivery of its event.
+pub(super) const RECORD: &str = recording!(
+    "
 ok AS MATERIALIZED (
   SELECT i.* FROM inp i JOIN slots s ON s.slot = i.slot AND s.epoch = i.epoch JOIN me ON me.id = s.owner),
 h1 AS MATERIALIZED (
@@ -61,14 +86,8 @@ cl AS (
   INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason, attempts_made)
   SELECT tenant_id, id, endpoint_id, event_id, final_status, close_reason, made
   FROM gone WHERE final_status IN (6, 7)),
-att AS (
-  INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms,
-                        queue_us, ttfb_us, outcome, status, final_status, applied, addr, response, error)
-  SELECT tenant_id, id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms,
-         queue_us, ttfb_us, outcome, status, CASE WHEN applied THEN final_status END, applied, addr, response, note
-  FROM (SELECT i.*, i.id IN (SELECT id FROM gone) AS applied FROM inp i WHERE i.started_at IS NOT NULL OFFSET 0) a
-  ON CONFLICT DO NOTHING)
-SELECT i.id, i.id IN (SELECT id FROM gone) FROM inp i";
+"
+);
 
 /// What is written about one delivery.
 #[derive(Debug)]
@@ -121,14 +140,14 @@ pub struct AttemptRow<'a> {
     pub endpoint_version: i32,
     /// HTTP status.
     pub status: Option<u16>,
-    /// Microseconds in the queue.
-    pub queue_us: i32,
-    /// Microseconds to the first byte.
-    pub ttfb_us: Option<i32>,
+    /// How long its parts took.
+    pub phases: Phases,
     /// Milliseconds in total.
     pub total_ms: i32,
-    /// The address dialled.
+    /// The address that was sent to, or the last one dialled in vain.
     pub addr: Option<IpAddr>,
+    /// Every address dialled, in order; stored where it says more than `addr`.
+    pub dialled: &'a [IpAddr],
     /// The beginning of the response's body.
     pub response: &'a [u8],
 }
@@ -159,9 +178,13 @@ struct Columns<'a> {
     version: Vec<Option<i32>>,
     status: Vec<Option<i16>>,
     queue_us: Vec<Option<i32>>,
+    dns_us: Vec<Option<i32>>,
+    connect_us: Vec<Option<i32>>,
+    tls_us: Vec<Option<i32>>,
     ttfb_us: Vec<Option<i32>>,
     total_ms: Vec<Option<i32>>,
     addr: Vec<Option<IpAddr>>,
+    dialled: Vec<Option<String>>,
     response: Vec<Option<&'a [u8]>>,
     fingerprint: Vec<Option<i64>>,
 }
@@ -201,17 +224,29 @@ impl<'a> Columns<'a> {
             .push(attempt.map(|attempt| attempt.endpoint_version));
         let http = attempt.and_then(|attempt| attempt.status);
         self.status.push(http.map(small));
-        self.queue_us.push(attempt.map(|attempt| attempt.queue_us));
-        self.ttfb_us
-            .push(attempt.and_then(|attempt| attempt.ttfb_us));
+        let phases = attempt.map(|attempt| attempt.phases).unwrap_or_default();
+        self.queue_us.push(phases.queue_us);
+        self.dns_us.push(phases.dns_us);
+        self.connect_us.push(phases.connect_us);
+        self.tls_us.push(phases.tls_us);
+        self.ttfb_us.push(phases.first_byte_us);
         self.total_ms.push(attempt.map(|attempt| attempt.total_ms));
         self.addr.push(attempt.and_then(|attempt| attempt.addr));
+        let dialled = attempt.map(|attempt| attempt.dialled);
+        self.dialled
+            .push(dialled.filter(|all| all.len() > 1).map(array));
         let response = attempt.map(|attempt| attempt.response);
         self.response
             .push(response.filter(|bytes| !bytes.is_empty()));
         self.fingerprint
             .push(class.map(|class| fingerprint(class, row.outcome, http)));
     }
+}
+
+/// As PostgreSQL reads an array: a parameter cannot be an array of arrays of different lengths.
+fn array(addresses: &[IpAddr]) -> String {
+    let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+    format!("{{{}}}", texts.join(","))
 }
 
 /// Equal for what broke in the same way.
@@ -244,7 +279,7 @@ pub(super) async fn submit(
     for row in rows {
         c.push(row);
     }
-    let params: [&(dyn ToSql + Sync); 25] = [
+    let params: [&(dyn ToSql + Sync); 29] = [
         &c.slot,
         &c.epoch,
         &c.endpoint,
@@ -264,9 +299,13 @@ pub(super) async fn submit(
         &c.version,
         &c.status,
         &c.queue_us,
+        &c.dns_us,
+        &c.connect_us,
+        &c.tls_us,
         &c.ttfb_us,
         &c.total_ms,
         &c.addr,
+        &c.dialled,
         &c.response,
         &c.fingerprint,
         &incarnation.0,

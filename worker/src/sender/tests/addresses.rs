@@ -2,12 +2,8 @@
 
 use std::process::Command;
 
-use reqwest::dns::Resolve;
 use shared::policy::address::DenyReason;
 
-use super::super::resolver::VettingResolver;
-use super::super::response;
-use super::super::trace::Trace;
 use super::*;
 
 #[tokio::test]
@@ -63,30 +59,18 @@ async fn s1_a_name_is_judged_by_the_addresses_that_would_be_dialled() {
 
     // Past the check of literals, to what the resolver says.
     let closed = sender("10.0.0.0/8");
-    let error = closed.client.post(url.clone()).send().await.unwrap_err();
-    let explained = Trace::read(|trace| response::explain(&error, trace));
-    assert_eq!(explained, SendError::AddressDenied(DenyReason::Loopback));
+    let origin = Origin::of(&url, None).unwrap();
+    let refused = closed.dialer.connect(&origin, &mut Trace::start()).await;
+    assert_eq!(
+        refused.err(),
+        Some(SendError::AddressDenied(DenyReason::Loopback))
+    );
     assert_eq!(receiver.connections(), 0);
 
     let (result, timings) = local().send(request(url, AMPLE)).await;
     assert_eq!(result.unwrap().status, 200);
     assert!(timings.dns.is_some() && timings.connect.is_some());
     assert_eq!(timings.addr, Some(receiver.addr.ip()));
-}
-
-#[tokio::test]
-async fn a_name_is_looked_up_behind_the_policy() {
-    let open = VettingResolver::new(AddressRules::parse("127.0.0.0/8,::1").unwrap());
-    let found = open.resolve("localhost".parse().unwrap()).await.unwrap();
-    assert!(found.map(|one| one.ip()).all(|ip| ip.is_loopback()));
-
-    let closed = VettingResolver::new(AddressRules::default());
-    let error = closed
-        .resolve("localhost".parse().unwrap())
-        .await
-        .err()
-        .unwrap();
-    assert_eq!(error.downcast_ref(), Some(&DenyReason::Loopback));
 }
 
 #[tokio::test]

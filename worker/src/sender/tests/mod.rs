@@ -1,6 +1,8 @@
 //! Requests over real sockets to receivers that behave, misbehave and lie.
 
 mod addresses;
+mod http2;
+mod proxied;
 mod receiver;
 mod tls;
 
@@ -8,8 +10,6 @@ use std::io;
 
 use http::{HeaderName, HeaderValue};
 use shared::policy::classify::{BodyEnd, Phase, Response};
-use time::OffsetDateTime;
-use time::macros::datetime;
 
 use self::receiver::{Authority, OK, Receiver};
 use super::response::{KEPT_OF_FAILURE, KEPT_OF_SUCCESS};
@@ -22,7 +22,6 @@ const AMPLE: Duration = Duration::from_secs(15);
 fn sender(rules: &str) -> Sender {
     Sender::new(SenderSettings {
         rules: AddressRules::parse(rules).unwrap(),
-        roots: Some(RootCertStore::empty()),
         ..SenderSettings::default()
     })
     .unwrap()
@@ -38,6 +37,8 @@ fn request(url: Url, timeout: Duration) -> OutboundRequest {
         HeaderValue::from_static("evt_1"),
     )]);
     OutboundRequest {
+        method: Method::POST,
+        identity: None,
         url,
         headers,
         body: Bytes::from_static(b"{ \"b\":1, \"a\":2, \"a\":3 }\n"),
@@ -98,6 +99,7 @@ async fn p1_the_request_arrives_byte_for_byte() {
     let expected = Response {
         status: 200,
         retry_after: None,
+        redirect: None,
         excerpt: Bytes::from_static(b"ok"),
         body: BodyEnd::Whole,
     };

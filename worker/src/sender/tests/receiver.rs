@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rustls::pki_types::PrivateKeyDer;
+use bytes::Bytes;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 pub(super) struct Receiver {
     pub(super) addr: SocketAddr,
@@ -51,7 +53,7 @@ impl Receiver {
         .await
     }
 
-    pub(super) fn url(&self) -> reqwest::Url {
+    pub(super) fn url(&self) -> url::Url {
         format!("http://{}/path?a=b", self.addr).parse().unwrap()
     }
 
@@ -118,6 +120,7 @@ impl Authority {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut parameters = rcgen::CertificateParams::new(Vec::new()).unwrap();
         parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        named(&mut parameters, "authority");
         let certificate = parameters.self_signed(&key).unwrap();
         let issuer = rcgen::Issuer::new(parameters, key);
         Self {
@@ -132,36 +135,159 @@ impl Authority {
         roots
     }
 
-    /// A server's side of TLS with a certificate for `name` that ends at `not_after`.
-    fn acceptor(&self, name: &str, not_after: time::OffsetDateTime) -> TlsAcceptor {
+    /// An authority below this one.
+    pub(super) fn intermediate(&self) -> Self {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut parameters = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        named(&mut parameters, "intermediate");
+        let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
+        let issuer = rcgen::Issuer::new(parameters, key);
+        Self {
+            issuer,
+            certificate,
+        }
+    }
+
+    pub(super) fn certificate(&self) -> CertificateDer<'static> {
+        self.certificate.der().clone()
+    }
+
+    /// A certificate for `name` in PEM, with its key.
+    pub(super) fn client(&self, name: &str) -> (String, String) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let parameters = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    /// A server's side of TLS with a certificate for `name`.
+    fn served(&self, name: &str, change: impl FnOnce(&mut rcgen::CertificateParams)) -> Served {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut parameters = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
-        parameters.not_after = not_after;
+        named(&mut parameters, name);
+        change(&mut parameters);
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
-        let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate.der().clone()], key)
-            .unwrap();
-        TlsAcceptor::from(Arc::new(config))
+        Served {
+            chain: vec![certificate.der().clone()],
+            key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        }
+    }
+
+    /// A receiver with a changed certificate for 127.0.0.1, and more behind it in its chain.
+    pub(super) async fn receiver_with(
+        &self,
+        change: impl FnOnce(&mut rcgen::CertificateParams),
+        more: Vec<CertificateDer<'static>>,
+    ) -> Receiver {
+        let mut served = self.served("127.0.0.1", change);
+        served.chain.extend(more);
+        tls_receiver(served.acceptor()).await
     }
 
     /// A receiver that answers [`OK`] over TLS.
-    pub(super) async fn receiver(&self, name: &str, not_after: time::OffsetDateTime) -> Receiver {
-        let acceptor = self.acceptor(name, not_after);
-        Receiver::start(move |connection, _| {
-            let acceptor = acceptor.clone();
+    pub(super) async fn receiver(&self, name: &str) -> Receiver {
+        tls_receiver(self.served(name, |_| {}).acceptor()).await
+    }
+
+    /// The same, for those alone who show a certificate of this authority.
+    pub(super) async fn receiver_of_known(&self) -> Receiver {
+        let roots = Arc::new(self.trusted());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let known = rustls::server::WebPkiClientVerifier::builder_with_provider(
+            roots,
+            Arc::clone(&provider),
+        )
+        .build()
+        .unwrap();
+        let served = self.served("127.0.0.1", |_| {});
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(known)
+            .with_single_cert(served.chain, served.key)
+            .unwrap();
+        tls_receiver(TlsAcceptor::from(Arc::new(config))).await
+    }
+
+    /// A receiver that speaks HTTP/2 alone, as `script` says.
+    pub(super) async fn receiver_of_http2<F, S>(&self, script: S) -> Receiver
+    where
+        S: Fn(h2::server::Connection<TlsStream<TcpStream>, Bytes>, usize) -> F
+            + Clone
+            + Send
+            + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let mut config = self.served("127.0.0.1", |_| {}).config();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        Receiver::start(move |connection, number| {
+            let (acceptor, script) = (acceptor.clone(), script.clone());
             async move {
-                if let Ok(stream) = acceptor.accept(connection.0).await {
-                    answer_ok(stream).await;
+                let Ok(stream) = acceptor.accept(connection.0).await else {
+                    return;
+                };
+                if let Ok(connection) = h2::server::handshake(stream).await {
+                    script(connection, number).await;
                 }
             }
         })
         .await
     }
+}
+
+fn named(parameters: &mut rcgen::CertificateParams, name: &str) {
+    parameters.distinguished_name = rcgen::DistinguishedName::new();
+    parameters
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, name);
+}
+
+/// A receiver whose certificate vouches for itself.
+pub(super) async fn self_signed_receiver() -> Receiver {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let parameters = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let certificate = parameters.self_signed(&key).unwrap();
+    let served = Served {
+        chain: vec![certificate.der().clone()],
+        key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+    };
+    tls_receiver(served.acceptor()).await
+}
+
+/// What a server shows and its key.
+struct Served {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Served {
+    fn config(self) -> ServerConfig {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(self.chain, self.key)
+            .unwrap()
+    }
+
+    fn acceptor(self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::new(self.config()))
+    }
+}
+
+async fn tls_receiver(acceptor: TlsAcceptor) -> Receiver {
+    Receiver::start(move |connection, _| {
+        let acceptor = acceptor.clone();
+        async move {
+            if let Ok(stream) = acceptor.accept(connection.0).await {
+                answer_ok(stream).await;
+            }
+        }
+    })
+    .await
 }
 
 async fn answer_ok(mut stream: impl AsyncRead + AsyncWrite + Unpin) {

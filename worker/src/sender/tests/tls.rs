@@ -1,9 +1,10 @@
 //! TLS: whom we trust, and what a failed handshake says.
 
+use shared::policy::classify::CertificateProblem;
+use time::macros::datetime;
+
 use super::super::tls;
 use super::*;
-
-const FAR: OffsetDateTime = datetime!(2999-01-01 0:00 UTC);
 
 #[tokio::test]
 async fn a_silent_tls_handshake_ends_at_the_deadline() {
@@ -11,7 +12,7 @@ async fn a_silent_tls_handshake_ends_at_the_deadline() {
         Receiver::start(|mut connection, _| async move { connection.closed().await }).await;
     let sender = Sender::new(SenderSettings {
         rules: AddressRules::parse("127.0.0.0/8").unwrap(),
-        roots: Some(Authority::new().trusted()),
+        roots: Authority::new().trusted(),
         ..SenderSettings::default()
     })
     .unwrap();
@@ -26,7 +27,7 @@ async fn a_silent_tls_handshake_ends_at_the_deadline() {
 #[tokio::test]
 async fn tls_is_spoken_with_whom_we_trust_and_its_time_is_told() {
     let authority = Authority::new();
-    let receiver = authority.receiver("127.0.0.1", FAR).await;
+    let receiver = authority.receiver("127.0.0.1").await;
     let sender = trusting(&authority);
     let url: Url = format!("https://{}/", receiver.addr).parse().unwrap();
 
@@ -42,23 +43,94 @@ async fn tls_is_spoken_with_whom_we_trust_and_its_time_is_told() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_not_good_is_a_tls_error_with_its_reason() {
+async fn f14_each_fault_of_a_certificate_is_told_from_the_others() {
+    use CertificateProblem::*;
     let authority = Authority::new();
+    let below = authority.intermediate();
+    let chain = || vec![below.certificate()];
+    let past = |it: &mut rcgen::CertificateParams| it.not_after = datetime!(2001-01-01 0:00 UTC);
+    let future = |it: &mut rcgen::CertificateParams| it.not_before = datetime!(2999-01-01 0:00 UTC);
+    let no_alternative = |it: &mut rcgen::CertificateParams| it.subject_alt_names = Vec::new();
+    let other = Authority::new();
     let cases = [
-        ("127.0.0.1", datetime!(2001-01-01 0:00 UTC), "expired"),
-        ("other.example", FAR, "not valid for name"),
+        (
+            "expired",
+            authority.receiver_with(past, vec![]).await,
+            Err(Expired),
+        ),
+        (
+            "future",
+            authority.receiver_with(future, vec![]).await,
+            Err(NotValidYet),
+        ),
+        (
+            "other name",
+            authority.receiver("other.example").await,
+            Err(WrongName),
+        ),
+        (
+            "name in CN",
+            authority.receiver_with(no_alternative, vec![]).await,
+            Err(WrongName),
+        ),
+        (
+            "self-signed",
+            receiver::self_signed_receiver().await,
+            Err(SelfSigned),
+        ),
+        (
+            "leaf alone",
+            below.receiver("127.0.0.1").await,
+            Err(MissingIntermediate),
+        ),
+        (
+            "full chain",
+            below.receiver_with(|_| {}, chain()).await,
+            Ok(200),
+        ),
+        (
+            "stranger's chain",
+            other
+                .intermediate()
+                .receiver_with(|_| {}, vec![other.certificate()])
+                .await,
+            Err(UnknownIssuer),
+        ),
     ];
-    for (name, not_after, reason) in cases {
-        let receiver = authority.receiver(name, not_after).await;
-        let result = over_tls(&trusting(&authority), &receiver).await;
-        assert!(
-            matches!(&result, Err(SendError::Tls(text)) if text.contains(reason)),
-            "{result:?}"
-        );
+    let sender = trusting(&authority);
+    for (name, receiver, expected) in cases {
+        let result = over_tls(&sender, &receiver).await;
+        let got = result.map(|answer| answer.status);
+        assert_eq!(got, expected.map_err(SendError::Certificate), "{name}");
     }
-    let receiver = authority.receiver("127.0.0.1", FAR).await;
-    let result = over_tls(&trusting(&Authority::new()), &receiver).await;
-    assert!(matches!(&result, Err(SendError::Tls(_))), "{result:?}");
+}
+
+#[tokio::test]
+async fn a_client_certificate_is_shown_by_whom_it_belongs_to_and_no_connection_is_shared() {
+    let authority = Authority::new();
+    let receiver = authority.receiver_of_known().await;
+    let sender = trusting(&authority);
+    let identity = |authority: &Authority| {
+        let (chain, key) = authority.client("sender.example");
+        Some(Arc::new(ClientIdentity::parse(&chain, &key).unwrap()))
+    };
+    let url: Url = format!("https://{}/", receiver.addr).parse().unwrap();
+    let post = async |identity| {
+        let mut request = request(url.clone(), AMPLE);
+        request.identity = identity;
+        sender.send(request).await.0.map(|answer| answer.status)
+    };
+
+    let known = identity(&authority);
+    assert_eq!(post(known.clone()).await, Ok(200));
+    assert_eq!(post(known).await, Ok(200));
+    assert_eq!(receiver.connections(), 1);
+    let nobody = post(None).await;
+    assert!(matches!(&nobody, Err(SendError::Tls(_))), "{nobody:?}");
+    let stranger = post(identity(&Authority::new())).await;
+    assert!(matches!(&stranger, Err(SendError::Tls(_))), "{stranger:?}");
+    assert_eq!(post(identity(&authority)).await, Ok(200));
+    assert_eq!(receiver.connections(), 4);
 }
 
 #[tokio::test]
@@ -84,7 +156,6 @@ async fn without_certificates_http_works_and_https_says_why_not() {
     let receiver = Receiver::answering(OK).await;
     let sender = local();
 
-    assert!(!sender.trusts_anyone());
     assert_eq!(answer(&sender, &receiver).await.status, 200);
     let result = over_tls(&sender, &receiver).await;
     assert_eq!(result, Err(SendError::Tls(tls::NO_ROOTS.into())));
@@ -117,10 +188,10 @@ fn s2_no_error_shows_the_url() {
     });
 }
 
-fn trusting(authority: &Authority) -> Sender {
+pub(super) fn trusting(authority: &Authority) -> Sender {
     Sender::new(SenderSettings {
         rules: AddressRules::parse("127.0.0.0/8").unwrap(),
-        roots: Some(authority.trusted()),
+        roots: authority.trusted(),
         ..SenderSettings::default()
     })
     .unwrap()

@@ -1,0 +1,367 @@
+//! One connection, and one request over it.
+//!
+//! # Why
+//! A request that was certainly not processed may go over another connection, as if nothing had
+//! happened: it was never handed to this one, or its receiver says so (RFC 9113 8.7: a stream above
+//! the last one named by GOAWAY, or refused). All else is somebody's answer to "did it arrive?".
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::{HeaderMap, Request, Response, Uri};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use shared::policy::classify::SendError;
+use shared::runtime::spawn_driver;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::explain;
+use super::pool::Shared;
+
+/// How long a connection is used. With the 30 s that a name's addresses are believed, a receiver that
+/// moved is followed within a minute, however busy its connections are.
+pub(super) const MAX_AGE: Duration = Duration::from_secs(30);
+
+/// How long an unused connection of HTTP/1 is kept where its server says nothing: the least of what
+/// common servers allow is 5 s (Node.js, Apache, uvicorn). One that is being closed costs a *maybe
+/// sent*.
+const IDLE: Duration = Duration::from_secs(4);
+
+/// How much sooner than its server says we give a connection up.
+const IDLE_MARGIN: Duration = Duration::from_secs(1);
+
+/// How long an unused connection of HTTP/2 is kept: closing one is announced, and costs nothing.
+const IDLE_SHARED: Duration = Duration::from_secs(20);
+
+/// The most requests on one connection of HTTP/2 at once, whatever the server allows.
+const MOST_STREAMS: usize = 100;
+
+/// The longest head of an answer that is read, in bytes.
+const MAX_HEAD: usize = 64 * 1_024;
+const MAX_HEADERS: usize = 256;
+
+/// Room for what has not been read of one answer, and of all on a connection of HTTP/2.
+const STREAM_WINDOW: u32 = 64 * 1_024;
+const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
+
+type Body = Full<Bytes>;
+
+/// An open connection with one request's place on it. Dropped before its answer was read to the end,
+/// it is closed, or its stream is.
+pub(super) struct Connection {
+    channel: Channel,
+    pub(super) address: IpAddr,
+    opened_at: Instant,
+    idle: Duration,
+    /// It carried a request before.
+    pub(super) used: bool,
+}
+
+enum Channel {
+    Single {
+        requests: http1::SendRequest<Body>,
+        /// Drives it until it is dropped.
+        _driver: Driver,
+    },
+    Shared(Place),
+}
+
+/// Why there is no answer.
+pub(super) enum Failure {
+    /// The receiver has certainly not acted on the request.
+    NotProcessed,
+    /// Anything else.
+    Broken(hyper::Error),
+}
+
+impl Connection {
+    pub(super) async fn http1<S>(stream: S, address: IpAddr) -> Result<Self, SendError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (requests, connection) = http1::Builder::new()
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(MAX_HEAD)
+            // What old receivers write beside the status costs nobody a delivery.
+            .allow_obsolete_multiline_headers_in_responses(true)
+            .allow_spaces_after_header_name_in_responses(true)
+            .ignore_invalid_headers_in_responses(true)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| explain::broken(&error, false))?;
+        let driver = Driver::of(async move {
+            // Its end is told to whoever waits for an answer.
+            let _ended = connection.await;
+        });
+        let channel = Channel::Single {
+            requests,
+            _driver: driver,
+        };
+        Ok(Self::new(channel, address))
+    }
+
+    pub(super) async fn http2<S>(stream: S, address: IpAddr) -> Result<Self, SendError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (requests, connection) = http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| explain::broken(&error, false))?;
+        let driver = Driver::of(async move {
+            let _ended = connection.await;
+        });
+        let now = Instant::now();
+        let line = Arc::new(Line {
+            requests,
+            _driver: driver,
+            opened_at: now,
+            address,
+            places: AtomicUsize::new(0),
+            left_at: std::sync::Mutex::new(now),
+            retired: AtomicBool::new(false),
+        });
+        Ok(Self::new(Channel::Shared(Place::on(line)), address))
+    }
+
+    fn new(channel: Channel, address: IpAddr) -> Self {
+        Self {
+            channel,
+            address,
+            opened_at: Instant::now(),
+            idle: IDLE,
+            used: false,
+        }
+    }
+
+    /// A place on a connection that others use as well.
+    pub(super) fn on(line: Arc<Line>) -> Self {
+        Self {
+            address: line.address,
+            opened_at: line.opened_at,
+            idle: IDLE_SHARED,
+            used: true,
+            channel: Channel::Shared(Place::on(line)),
+        }
+    }
+
+    /// What others may use of it, if they may.
+    pub(super) fn line(&self) -> Option<&Arc<Line>> {
+        match &self.channel {
+            Channel::Single { .. } => None,
+            Channel::Shared(place) => Some(&place.0),
+        }
+    }
+
+    /// Until when it may wait for its next request.
+    pub(super) fn good_until(&self, now: Instant) -> Instant {
+        (now + self.idle).min(self.opened_at + MAX_AGE)
+    }
+
+    /// Sends a request and waits for the head of its answer. `request` is in the form of HTTP/1 and is
+    /// there again when it was not processed.
+    pub(super) async fn send(
+        &mut self,
+        request: &mut Option<Request<Body>>,
+        authority: &Uri,
+    ) -> Result<Response<Incoming>, Failure> {
+        let answer = match &mut self.channel {
+            Channel::Single { requests, .. } => single(requests, request).await,
+            Channel::Shared(place) => shared(&place.0, request, authority).await,
+        };
+        if let Ok(head) = &answer {
+            self.idle = idle_limit(head.headers()).unwrap_or(self.idle);
+        }
+        self.used = true;
+        answer
+    }
+
+    /// Whether it can still take a request, as far as is known.
+    pub(super) async fn is_ready(&mut self) -> bool {
+        match &mut self.channel {
+            Channel::Single { requests, .. } => requests.ready().await.is_ok(),
+            Channel::Shared(place) => !place.0.requests.is_closed(),
+        }
+    }
+}
+
+async fn single(
+    requests: &mut http1::SendRequest<Body>,
+    request: &mut Option<Request<Body>>,
+) -> Result<Response<Incoming>, Failure> {
+    let Some(whole) = request.take() else {
+        return Err(Failure::NotProcessed);
+    };
+    let sent = requests.try_send_request(whole).await;
+    sent.map_err(|mut error| match error.take_message() {
+        Some(unsent) => {
+            *request = Some(unsent);
+            Failure::NotProcessed
+        }
+        None => Failure::Broken(error.into_error()),
+    })
+}
+
+async fn shared(
+    line: &Line,
+    request: &Option<Request<Body>>,
+    authority: &Uri,
+) -> Result<Response<Incoming>, Failure> {
+    let Some(original) = request else {
+        return Err(Failure::NotProcessed);
+    };
+    // HTTP/2 has no `Host`: it goes into the URI (RFC 9113 8.3.1).
+    let mut whole = original.clone();
+    whole.headers_mut().remove(HOST);
+    *whole.uri_mut() = authority.clone();
+    let unanswered = Unanswered(line);
+    let sent = line.requests.clone().try_send_request(whole).await;
+    if sent.is_ok() {
+        std::mem::forget(unanswered);
+    }
+    sent.map_err(|mut error| {
+        let unsent = error.take_message().is_some();
+        if unsent || explain::was_not_processed(error.error()) {
+            Failure::NotProcessed
+        } else {
+            Failure::Broken(error.into_error())
+        }
+    })
+}
+
+/// How long the server says it keeps an unused connection (`Keep-Alive: timeout=5, max=100`).
+fn idle_limit(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("keep-alive")?.to_str().ok()?;
+    let seconds = text
+        .split(',')
+        .find_map(|part| part.trim().strip_prefix("timeout="))?;
+    let allowed = Duration::from_secs(seconds.trim().parse().ok()?);
+    Some(allowed.saturating_sub(IDLE_MARGIN))
+}
+
+/// A connection of HTTP/2.
+pub(super) struct Line {
+    requests: http2::SendRequest<Body>,
+    _driver: Driver,
+    opened_at: Instant,
+    address: IpAddr,
+    places: AtomicUsize,
+    left_at: std::sync::Mutex<Instant>,
+    retired: AtomicBool,
+}
+
+impl Line {
+    fn is_young(&self, now: Instant) -> bool {
+        now < self.opened_at + MAX_AGE
+            && !self.retired.load(Ordering::Relaxed)
+            && !self.requests.is_closed()
+    }
+
+    fn left_at(&self) -> Instant {
+        *self
+            .left_at
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Shared for Arc<Line> {
+    fn has_room(&self, now: Instant) -> bool {
+        self.is_young(now) && self.places.load(Ordering::Relaxed) < MOST_STREAMS
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        let unused = self.places.load(Ordering::Relaxed) == 0;
+        !self.is_young(now) || (unused && now >= self.left_at() + IDLE_SHARED)
+    }
+}
+
+/// A request under way. If nobody answers it, nobody new is to come onto its connection, which may
+/// lead nowhere; one that is not shared is closed anyway.
+struct Unanswered<'a>(&'a Line);
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.0.retired.store(true, Ordering::Relaxed);
+    }
+}
+
+/// One request's place on a connection of HTTP/2.
+struct Place(Arc<Line>);
+
+impl Place {
+    fn on(line: Arc<Line>) -> Self {
+        line.places.fetch_add(1, Ordering::Relaxed);
+        Self(line)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut left_at = self
+            .0
+            .left_at
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        *left_at = Instant::now();
+        self.0.places.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The task that reads and writes a connection; it ends with whoever uses it.
+struct Driver(AbortHandle);
+
+impl Driver {
+    fn of(connection: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(spawn_driver(connection).abort_handle())
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_says_how_long_it_waits_is_believed_less_a_second() {
+        let cases = [
+            ("timeout=5", Some(4)),
+            ("timeout=5, max=100", Some(4)),
+            ("max=100, timeout=75", Some(74)),
+            ("timeout=1", Some(0)),
+            ("timeout=0", Some(0)),
+            ("timeout=18446744073709551616", None),
+            ("timeout=-1", None),
+            ("max=3", None),
+            ("", None),
+        ];
+        for (text, seconds) in cases {
+            let header = HeaderValue::from_static(text);
+            let headers = HeaderMap::from_iter([(
+                http::header::HeaderName::from_static("keep-alive"),
+                header,
+            )]);
+            let expected = seconds.map(Duration::from_secs);
+            assert_eq!(idle_limit(&headers), expected, "{text}");
+        }
+        assert_eq!(idle_limit(&HeaderMap::new()), None);
+    }
+}

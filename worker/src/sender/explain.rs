@@ -1,0 +1,89 @@
+//! Tells from an error what went wrong.
+//!
+//! Errors are told apart by type along their sources, never by their text.
+
+use std::error::Error;
+use std::io;
+
+use shared::policy::classify::SendError;
+
+use super::tls::certificate_problem;
+
+/// The longest text kept of an error, in characters.
+const MAX_DETAIL: usize = 200;
+
+/// What a handshake that failed means.
+pub(super) fn handshake(error: &io::Error) -> SendError {
+    let tls = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>());
+    match tls {
+        Some(tls) => match certificate_problem(tls) {
+            Some(problem) => SendError::Certificate(problem),
+            None => SendError::Tls(brief(tls)),
+        },
+        None => SendError::Tls(format!("the handshake broke off: {}", error.kind()).into()),
+    }
+}
+
+/// What a request without an answer means. `used`: its connection had carried others before, and may
+/// have been closed just then for having been idle.
+pub(super) fn broken(error: &hyper::Error, used: bool) -> SendError {
+    if error.is_user() {
+        return SendError::Internal("the client refused the request");
+    }
+    if error.is_parse() || speaks_no_http2(error) {
+        return SendError::Protocol;
+    }
+    // In TLS 1.3 a server judges the client's certificate after the client believes that all is well.
+    if let Some(tls) = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>()) {
+        return SendError::Tls(brief(tls));
+    }
+    if used && !was_reset_alone(error) {
+        SendError::MaybeSent
+    } else {
+        SendError::Reset
+    }
+}
+
+/// The receiver says that it has not acted on the request.
+pub(super) fn was_not_processed(error: &hyper::Error) -> bool {
+    http2(error).is_some_and(|error| {
+        let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+        error.is_remote() && (error.is_go_away() || refused)
+    })
+}
+
+/// What was received is against the rules of HTTP/2.
+fn speaks_no_http2(error: &hyper::Error) -> bool {
+    http2(error).is_some_and(h2::Error::is_library)
+}
+
+/// The receiver ended this one stream, not the connection: that is an answer to this request.
+fn was_reset_alone(error: &hyper::Error) -> bool {
+    http2(error).is_some_and(|error| error.is_reset() && error.is_remote())
+}
+
+fn http2(error: &hyper::Error) -> Option<&h2::Error> {
+    causes(error).find_map(|cause| cause.downcast_ref::<h2::Error>())
+}
+
+type Cause<'a> = &'a (dyn Error + 'static);
+
+/// An error and all below it.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = Cause<'a>> {
+    std::iter::successors(Some(error), |cause| below(*cause))
+}
+
+/// An [`io::Error`] hides what it wraps from `source`.
+fn below(cause: Cause<'_>) -> Option<Cause<'_>> {
+    let wrapped = cause
+        .downcast_ref::<io::Error>()
+        .and_then(io::Error::get_ref);
+    match wrapped {
+        Some(wrapped) => Some(wrapped),
+        None => cause.source(),
+    }
+}
+
+fn brief(error: &dyn Error) -> Box<str> {
+    error.to_string().chars().take(MAX_DETAIL).collect()
+}
