@@ -91,7 +91,7 @@ async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, 
             headers,
             body: event.payload.clone(),
             timeout,
-            identity: None,
+            identity: target.identity.clone(),
         })
         .await
 }

@@ -8,6 +8,8 @@ use shared::policy::signing::Secret;
 use shared::store::endpoint_runtime::Runtime;
 use time::OffsetDateTime;
 
+use crate::sender::ClientIdentity;
+
 /// One version of an endpoint. Replaced as a whole when anything about it changes.
 #[derive(Debug)]
 pub struct EndpointConfig {
@@ -38,6 +40,8 @@ pub struct Target {
     pub url: Option<url::Url>,
     /// The endpoint's own headers.
     pub headers: http::HeaderMap,
+    /// What it shows to a receiver that asks for a certificate.
+    pub identity: Option<Arc<ClientIdentity>>,
     /// Live secrets, the current one first.
     pub secrets: Vec<SigningSecret>,
 }

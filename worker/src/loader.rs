@@ -29,9 +29,10 @@ use uuid::Uuid;
 
 use crate::endpoint_config::{EndpointConfig, SharedConfig, SigningSecret, Target};
 use crate::job::{EventData, LiveRow, Ownership};
+use crate::lines;
 use crate::pulse::Pulse;
 use crate::scheduler::{Found, Input, LoadRequest, LoadedEndpoint};
-use crate::{lines, sender};
+use crate::sender::{self, ClientIdentity};
 
 const STATEMENT_BUDGET: Duration = Duration::from_secs(8);
 /// While the database is away: doubled from the first to the longest.
@@ -582,9 +583,30 @@ fn open(keys: &MasterKeys, stored: &StoredEndpoint) -> Result<EndpointConfig, St
         target: Target {
             url: url::Url::parse(&stored.url).ok(),
             headers: sender::own_headers(&headers),
+            identity: identity(keys, stored)?.map(Arc::new),
             secrets,
         },
     })
+}
+
+#[derive(serde::Deserialize)]
+struct ClientCertificate {
+    certificate: String,
+    private_key: String,
+}
+
+fn identity(keys: &MasterKeys, stored: &StoredEndpoint) -> Result<Option<ClientIdentity>, String> {
+    let Some(sealed) = &stored.sealed_client_certificate else {
+        return Ok(None);
+    };
+    let json = keys
+        .open(sealed, &format!("client_certificate:{}", stored.id.0))
+        .map_err(|error| error.to_string())?;
+    let stored: ClientCertificate = serde_json::from_slice(&json)
+        .map_err(|_json| "the stored client certificate is not JSON".to_owned())?;
+    ClientIdentity::parse(&stored.certificate, &stored.private_key)
+        .map(Some)
+        .map_err(|error| format!("the stored client certificate: {error}"))
 }
 
 fn locked(stored: &StoredEndpoint) -> EndpointConfig {
@@ -605,6 +627,7 @@ fn no_target() -> Target {
     Target {
         url: None,
         headers: http::HeaderMap::new(),
+        identity: None,
         secrets: Vec::new(),
     }
 }

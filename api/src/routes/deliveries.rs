@@ -196,6 +196,7 @@ fn attempt(attempt: Attempt) -> Value {
         },
         "url": attempt.url,
         "address": attempt.address,
+        "addresses_dialled": attempt.dialled,
         "error": attempt.error,
         "response": attempt.response.map(|body| String::from_utf8_lossy(&body).into_owned()),
         "endpoint_version": attempt.endpoint_version,

@@ -3,9 +3,7 @@
 //! A create is the reading of a document, a change is the reading of the current document after an
 //! RFC 7396 merge: so both have the same rules, and `null` means the default.
 //!
-//! # Invariants
-//! - S2: header values are write-only. Shown as [`HIDDEN`]; a document that is sent back with it
-//!   keeps the value.
+//! What lies encrypted in the database ([`opened`]) is write-only.
 
 use serde_json::{Map, Value, json};
 use shared::domain::endpoint::EndpointState;
@@ -16,13 +14,16 @@ use shared::store::endpoints::{Endpoint, EndpointDraft};
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
+mod opened;
 mod settings;
 
+use self::opened::Headers;
+pub(super) use self::opened::{Opened, open};
 use super::event_body::wrong_channels;
 use crate::json::Fields;
 use crate::problem::ApiError;
 
-/// Stands for a header value.
+/// Stands for a header value or a key.
 const HIDDEN: &str = "***";
 const MOST_DESCRIPTION: usize = 1_024;
 const MOST_PATTERNS: usize = 100;
@@ -68,15 +69,12 @@ pub(super) struct Rules<'a> {
     pub(super) keys: &'a MasterKeys,
 }
 
-/// Names and values of an endpoint's own headers, in order.
-type Headers = Vec<(String, String)>;
-
-/// Reads a document that describes the endpoint with this public id. `current` are the headers it
-/// has, for values that are hidden.
+/// Reads a document that describes the endpoint with this public id. `current`: what is sealed of it now,
+/// for values that are hidden, and the endpoint itself unless it is being made.
 pub(super) fn read(
     mut fields: Fields,
     id: Uuid,
-    current: &Headers,
+    current: (&Opened, Option<&Endpoint>),
     rules: &Rules<'_>,
 ) -> Result<EndpointDraft, ApiError> {
     fields.refuse_unsupported(NOT_YET);
@@ -92,7 +90,10 @@ pub(super) fn read(
     let enabled = fields.bool("enabled").unwrap_or(true);
     let ordered = fields.bool("ordered").unwrap_or(false);
     let settings = settings::read(&mut fields, rules);
-    let headers = headers(&mut fields, current);
+    let sealed = Opened {
+        headers: headers(&mut fields, &current.0.headers),
+        client_certificate: opened::client_certificate(&mut fields, current.0),
+    };
     let metadata = metadata(&mut fields);
     fields.finish()?;
     Ok(EndpointDraft {
@@ -107,14 +108,15 @@ pub(super) fn read(
         channels,
         ordered,
         settings,
-        sealed_headers: seal_headers(&headers, id, rules.keys),
+        sealed_headers: sealed.seal_headers(current, id, rules.keys),
+        sealed_client_certificate: sealed.seal_client_certificate(current, id, rules.keys),
         metadata,
     })
 }
 
 /// The current document, with a merge patch applied (RFC 7396).
-pub(super) fn merged(current: &Endpoint, headers: &Headers, patch: Map<String, Value>) -> Fields {
-    let mut document = writable(&current.draft, hidden(headers));
+pub(super) fn merged(current: &Endpoint, opened: &Opened, patch: Map<String, Value>) -> Fields {
+    let mut document = writable(&current.draft, Some(opened));
     // A `null` takes away what is there; for a field that cannot be there it stays, to be refused.
     let unknown: Vec<String> = patch
         .keys()
@@ -135,42 +137,13 @@ pub(super) fn merged(current: &Endpoint, headers: &Headers, patch: Map<String, V
 }
 
 /// The endpoint as clients see it.
-pub(super) fn shown(endpoint: &Endpoint, headers: Option<&Headers>) -> Value {
-    let headers = headers.map_or(Value::Null, hidden);
+pub(super) fn shown(endpoint: &Endpoint, opened: Option<&Opened>) -> Value {
     let mut document = Map::new();
     document.insert("id".to_owned(), json!(EndpointId(endpoint.id)));
-    document.append(&mut writable(&endpoint.draft, headers));
+    document.append(&mut writable(&endpoint.draft, opened));
     document.insert("created_at".to_owned(), instant(endpoint.created_at));
     document.insert("updated_at".to_owned(), instant(endpoint.updated_at));
     Value::Object(document)
-}
-
-/// An endpoint's own headers; `None` when they cannot be opened with the keys at hand.
-pub(super) fn open_headers(endpoint: &Endpoint, keys: &MasterKeys) -> Option<Headers> {
-    let Some(sealed) = &endpoint.draft.sealed_headers else {
-        return Some(Vec::new());
-    };
-    let opened = keys
-        .open(sealed, &format!("headers:{}", endpoint.id))
-        .map_err(|error| tracing::error!(%error, endpoint.id = %EndpointId(endpoint.id), "headers cannot be opened"))
-        .ok()?;
-    serde_json::from_slice(&opened).ok()
-}
-
-fn seal_headers(headers: &Headers, id: Uuid, keys: &MasterKeys) -> Option<Vec<u8>> {
-    if headers.is_empty() {
-        return None;
-    }
-    let text = serde_json::to_vec(headers).ok()?;
-    Some(keys.seal(&text, &format!("headers:{id}")))
-}
-
-fn hidden(headers: &Headers) -> Value {
-    headers
-        .iter()
-        .map(|(name, _)| (name.clone(), json!(HIDDEN)))
-        .collect::<Map<_, _>>()
-        .into()
 }
 
 fn instant(at: time::OffsetDateTime) -> Value {
@@ -178,19 +151,23 @@ fn instant(at: time::OffsetDateTime) -> Value {
 }
 
 /// The fields that clients may write, with their values.
-fn writable(draft: &EndpointDraft, headers: Value) -> Map<String, Value> {
+fn writable(draft: &EndpointDraft, opened: Option<&Opened>) -> Map<String, Value> {
+    let unreadable = [
+        ("headers", Value::Null),
+        ("client_certificate", Value::Null),
+    ];
     let fields = [
         ("url", json!(draft.url)),
         ("description", json!(draft.description)),
         ("event_types", json!(draft.event_types)),
         ("channels", json!(draft.channels)),
         ("enabled", json!(draft.state == EndpointState::Enabled)),
-        ("headers", headers),
         ("ordered", json!(draft.ordered)),
         ("metadata", draft.metadata.clone()),
     ];
     fields
         .into_iter()
+        .chain(opened.map_or(unreadable, Opened::shown))
         .chain(settings::shown(&draft.settings))
         .map(|(name, value)| (name.to_owned(), value))
         .collect()

@@ -57,8 +57,8 @@ fn rules(state: &State) -> Rules<'_> {
 }
 
 fn shown(state: &State, endpoint: &Endpoint) -> Value {
-    let headers = document::open_headers(endpoint, &state.config.master_keys);
-    document::shown(endpoint, headers.as_ref())
+    let opened = document::open(endpoint, &state.config.master_keys);
+    document::shown(endpoint, opened.as_ref())
 }
 
 /// `POST /v1/endpoints`: the only reply that holds the secret.
@@ -75,7 +75,8 @@ pub(super) async fn create(
     refuse_idempotency_key(&request)?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let id = new_v7(app.clock.now());
-    let draft = document::read(Fields::parse(&body)?, id, &Vec::new(), &rules(&app))?;
+    let nothing = (&document::Opened::default(), None);
+    let draft = document::read(Fields::parse(&body)?, id, nothing, &rules(&app))?;
     let secret = Secret::generate(jitter::bytes());
     let sealed = app
         .config
@@ -141,12 +142,14 @@ pub(super) async fn change(
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let patch = patch(&body)?;
     let endpoint = update(&app, tenant, id.0, |current| {
-        let headers =
-            document::open_headers(current, &app.config.master_keys).ok_or_else(|| {
-                ApiError::new(Kind::Internal, "the endpoint's headers cannot be opened")
-            })?;
-        let fields = document::merged(current, &headers, patch);
-        document::read(fields, current.id, &headers, &rules(&app))
+        let opened = document::open(current, &app.config.master_keys).ok_or_else(|| {
+            ApiError::new(
+                Kind::Internal,
+                "what is sealed of the endpoint cannot be opened",
+            )
+        })?;
+        let fields = document::merged(current, &opened, patch);
+        document::read(fields, current.id, (&opened, Some(current)), &rules(&app))
     })
     .await?;
     reply(StatusCode::OK, &shown(&app, &endpoint))

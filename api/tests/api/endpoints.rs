@@ -38,7 +38,7 @@ async fn an_endpoint_is_shown_with_its_defaults_and_its_secret_once() {
         fields,
         json!({
             "url": "http://127.0.0.1/a%20b", "description": "", "event_types": [], "channels": [],
-            "enabled": true, "headers": {}, "timeout_ms": 15000, "max_attempts": 5,
+            "enabled": true, "headers": {}, "client_certificate": null, "timeout_ms": 15000, "max_attempts": 5,
             "backoff": {"base_seconds": 30, "max_seconds": 3600}, "max_in_flight": 10,
             "max_age_seconds": 432000, "max_pending": 100000, "metadata": {},
             "rate_limit": null, "retry_statuses": [], "ordered": false, "on_dead_letter": "release",

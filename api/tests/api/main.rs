@@ -10,6 +10,7 @@
 mod app;
 mod auth;
 mod bad_input;
+mod client_certificates;
 mod deliveries;
 mod endpoint_life;
 mod endpoints;

@@ -19,7 +19,7 @@ use crate::ids::TenantKey;
 /// the endpoint had. Uses `attempts_pkey` and `endpoint_urls_pkey`.
 const LIST: &str = "
 SELECT a.no, a.epoch, a.started_at, a.endpoint_version, a.total_ms, a.queue_us, a.dns_us, a.connect_us, a.tls_us, a.ttfb_us,
-       a.outcome, a.status, a.final_status, a.applied, a.addr, a.response, a.error, u.url
+       a.outcome, a.status, a.final_status, a.applied, a.addr, a.response, a.error, u.url, a.dialled
 FROM attempts a
 LEFT JOIN LATERAL (
   SELECT u.url FROM endpoint_urls u WHERE u.endpoint_id = a.endpoint_id AND u.version <= a.endpoint_version
@@ -53,8 +53,10 @@ pub struct Attempt {
     pub final_status: Option<Status>,
     /// Whether it counts.
     pub applied: bool,
-    /// The address that was dialled.
+    /// The address that was sent to, or the last one dialled in vain.
     pub address: Option<IpAddr>,
+    /// Every address that was dialled, in order, where it was more than one.
+    pub dialled: Option<Vec<IpAddr>>,
     /// The beginning of the response's body.
     pub response: Option<Vec<u8>>,
     /// What went wrong, in words.
@@ -105,5 +107,6 @@ fn attempt(row: &tokio_postgres::Row) -> Result<Attempt, StoreError> {
         response: row.try_get(15)?,
         error: row.try_get(16)?,
         url: row.try_get(17)?,
+        dialled: row.try_get(18)?,
     })
 }

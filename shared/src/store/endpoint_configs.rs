@@ -18,7 +18,7 @@ SELECT e.id, e.public_id, e.version, e.state, e.url, e.settings, e.sealed_header
              ORDER BY s.expires_at DESC NULLS FIRST, s.id DESC LIMIT 8),
        ARRAY(SELECT coalesce(s.expires_at, 'infinity') FROM endpoint_secrets s WHERE s.endpoint_id = e.id AND coalesce(s.expires_at > now(), true)
              ORDER BY s.expires_at DESC NULLS FIRST, s.id DESC LIMIT 8),
-       e.ordered, ",
+       e.ordered, e.sealed_client_certificate, ",
     runtime_columns!(),
     "
 FROM unnest($1::int8[]) w(id) CROSS JOIN LATERAL (SELECT * FROM endpoints e WHERE e.id = w.id OFFSET 0) e
@@ -45,6 +45,8 @@ pub struct StoredEndpoint {
     pub settings: Result<EndpointSettings, String>,
     /// Own headers, sealed JSON `[[name, value], …]`.
     pub sealed_headers: Option<Vec<u8>>,
+    /// Sealed JSON `{"certificate", "private_key"}`: what it shows in mutual TLS.
+    pub sealed_client_certificate: Option<Vec<u8>>,
     /// Sealed secrets, the current one first, each with its end if it has one.
     pub sealed_secrets: Vec<(Vec<u8>, Option<OffsetDateTime>)>,
     /// Whether its deliveries with an ordering key go one after the other.
@@ -86,6 +88,7 @@ fn read_row(row: &tokio_postgres::Row) -> Result<StoredEndpoint, StoreError> {
         sealed_headers: row.try_get(6)?,
         sealed_secrets: sealed.into_iter().zip(ends).collect(),
         ordered: row.try_get(9)?,
-        runtime: endpoint_runtime::read(row, 10)?,
+        sealed_client_certificate: row.try_get(10)?,
+        runtime: endpoint_runtime::read(row, 11)?,
     })
 }

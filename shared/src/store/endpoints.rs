@@ -27,10 +27,10 @@ const RELOAD: i16 = 1;
 
 /// Nothing is inserted at the limit; parallel requests may exceed it by their number.
 const CREATE: &str = "
-INSERT INTO endpoints (public_id, tenant_id, slot, state, url, description, event_types, channels, settings, sealed_headers, metadata, ordered)
-SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13
+INSERT INTO endpoints (public_id, tenant_id, slot, state, url, description, event_types, channels, settings, sealed_headers, metadata, ordered, sealed_client_certificate)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13, $14
 WHERE (SELECT count(*) FROM endpoints e WHERE e.tenant_id = $2 AND e.state <> 3) < $12
-RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered";
+RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered, sealed_client_certificate";
 
 const ADD_SECRET: &str = "INSERT INTO endpoint_secrets (endpoint_id, sealed) VALUES ($1, $2)";
 
@@ -42,12 +42,12 @@ const COMMAND: &str =
 
 /// Uses `endpoints_public_id_key`.
 const FIND: &str = "
-SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered
+SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered, sealed_client_certificate
 FROM endpoints WHERE public_id = $1 AND tenant_id = $2 AND state <> 3";
 
 /// [`FIND`] that locks the row.
 const FIND_FOR_UPDATE: &str = "
-SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered
+SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered, sealed_client_certificate
 FROM endpoints WHERE public_id = $1 AND tenant_id = $2 AND state <> 3 FOR UPDATE";
 
 /// Deleted ones too: their deliveries can still be read. Uses `endpoints_public_id_key`.
@@ -55,7 +55,7 @@ const KEY: &str = "SELECT id FROM endpoints WHERE public_id = $1 AND tenant_id =
 
 /// Newest first, after the endpoint with the public id $2. Uses `endpoints_tenant`.
 const LIST: &str = "
-SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered
+SELECT id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered, sealed_client_certificate
 FROM endpoints
 WHERE tenant_id = $1 AND state <> 3
   AND ($2::uuid IS NULL OR id < (SELECT c.id FROM endpoints c WHERE c.public_id = $2 AND c.tenant_id = $1))
@@ -63,9 +63,9 @@ ORDER BY id DESC LIMIT $3";
 
 const UPDATE: &str = "
 UPDATE endpoints SET version = version + 1, updated_at = now(), state = $2, state_reason = $3, url = $4, description = $5,
-  event_types = $6, channels = $7, settings = $8, sealed_headers = $9, metadata = $10, ordered = $11
+  event_types = $6, channels = $7, settings = $8, sealed_headers = $9, metadata = $10, ordered = $11, sealed_client_certificate = $12
 WHERE id = $1
-RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered";
+RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered, sealed_client_certificate";
 
 /// Which URL an endpoint has from this version on: attempts name the version.
 const KEEP_URL: &str = "INSERT INTO endpoint_urls (endpoint_id, version, url) VALUES ($1, $2, $3)";
@@ -114,6 +114,8 @@ pub struct EndpointDraft {
     pub settings: EndpointSettings,
     /// Own headers, sealed under `headers:<public id>`.
     pub sealed_headers: Option<Vec<u8>>,
+    /// The certificate and key for mutual TLS, sealed under `client_certificate:<public id>`.
+    pub sealed_client_certificate: Option<Vec<u8>>,
     /// The tenant's own notes: a JSON object.
     pub metadata: Value,
 }
@@ -166,6 +168,7 @@ pub async fn create(
                 &draft.metadata,
                 &MAX_ENDPOINTS,
                 &draft.ordered,
+                &draft.sealed_client_certificate,
             ],
         )
         .await?;
@@ -270,6 +273,7 @@ pub async fn update(
                 &draft.sealed_headers,
                 &draft.metadata,
                 &draft.ordered,
+                &draft.sealed_client_certificate,
             ],
         )
         .await?;
@@ -327,6 +331,7 @@ fn read(row: &tokio_postgres::Row) -> Result<Endpoint, StoreError> {
             sealed_headers: row.try_get(10)?,
             metadata: row.try_get(11)?,
             ordered: row.try_get(14)?,
+            sealed_client_certificate: row.try_get(15)?,
         },
         created_at: row.try_get(12)?,
         updated_at: row.try_get(13)?,

@@ -52,6 +52,11 @@ pub const MIGRATIONS: &[Migration] = migrations![
     (5, "mark_draining_workers", "0005_mark_draining_workers.sql"),
     (6, "add_delivery_policy", "0006_add_delivery_policy.sql"),
     (7, "add_dialled_addresses", "0007_add_dialled_addresses.sql"),
+    (
+        8,
+        "add_client_certificate",
+        "0008_add_client_certificate.sql"
+    ),
 ];
 
 /// The schema that this program reads and writes.

@@ -201,6 +201,7 @@ pub(super) fn config(key: EndpointKey, state: EndpointState) -> EndpointConfig {
         target: Target {
             url: None,
             headers: http::HeaderMap::new(),
+            identity: None,
             secrets: Vec::new(),
         },
     }

@@ -352,6 +352,7 @@ fn config(endpoint: &Endpoint, runtime: &Runtime) -> EndpointConfig {
         target: Target {
             url: None,
             headers: http::HeaderMap::new(),
+            identity: None,
             secrets: Vec::new(),
         },
     }

@@ -143,6 +143,7 @@ impl Store {
             target: Target {
                 url: None,
                 headers: http::HeaderMap::new(),
+                identity: None,
                 secrets: Vec::new(),
             },
         })

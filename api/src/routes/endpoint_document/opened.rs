@@ -1,0 +1,185 @@
+//! What of an endpoint lies encrypted in the database: its headers, and the certificate and key that it
+//! shows to a receiver that asks for one (mutual TLS).
+//!
+//! # Invariants
+//! - S2: header values and keys are write-only. Shown as [`HIDDEN`]; a document that is sent back with
+//!   it keeps what is there. A certificate is public and is shown.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use shared::client_certificate::{self, ClientCertificateError};
+use shared::ids::EndpointId;
+use shared::sealing::MasterKeys;
+use shared::store::endpoints::Endpoint;
+use uuid::Uuid;
+
+use super::HIDDEN;
+use crate::json::Fields;
+
+const CLIENT_CERTIFICATE: &str = "client_certificate";
+
+/// Names and values of an endpoint's own headers, in order.
+pub(in crate::routes) type Headers = Vec<(String, String)>;
+
+/// Two PEM texts, as they are sealed.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::routes) struct ClientCertificate {
+    certificate: String,
+    private_key: String,
+}
+
+/// See the module.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(in crate::routes) struct Opened {
+    pub(super) headers: Headers,
+    pub(super) client_certificate: Option<ClientCertificate>,
+}
+
+/// What is sealed of an endpoint; `None` when it cannot be opened with the keys at hand.
+pub(in crate::routes) fn open(endpoint: &Endpoint, keys: &MasterKeys) -> Option<Opened> {
+    let draft = &endpoint.draft;
+    let headers = text(draft.sealed_headers.as_deref(), "headers", endpoint, keys)?;
+    let certificate = text(
+        draft.sealed_client_certificate.as_deref(),
+        CLIENT_CERTIFICATE,
+        endpoint,
+        keys,
+    )?;
+    Some(Opened {
+        headers: parsed(headers)?.unwrap_or_default(),
+        client_certificate: parsed(certificate)?,
+    })
+}
+
+fn text(
+    sealed: Option<&[u8]>,
+    what: &'static str,
+    endpoint: &Endpoint,
+    keys: &MasterKeys,
+) -> Option<Option<Vec<u8>>> {
+    let Some(sealed) = sealed else {
+        return Some(None);
+    };
+    match keys.open(sealed, &format!("{what}:{}", endpoint.id)) {
+        Ok(opened) => Some(Some(opened.to_vec())),
+        Err(error) => {
+            tracing::error!(%error, endpoint.id = %EndpointId(endpoint.id), what, "a sealed part of an endpoint cannot be opened");
+            None
+        }
+    }
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(text: Option<Vec<u8>>) -> Option<Option<T>> {
+    match text {
+        Some(text) => serde_json::from_slice(&text).ok().map(Some),
+        None => Some(None),
+    }
+}
+
+impl Opened {
+    /// The headers, sealed for the endpoint with this public id. What did not change keeps its seal, so
+    /// that a change to what it is already is none.
+    pub(super) fn seal_headers(
+        &self,
+        before: (&Self, Option<&Endpoint>),
+        id: Uuid,
+        keys: &MasterKeys,
+    ) -> Option<Vec<u8>> {
+        if let (Some(endpoint), true) = (before.1, self.headers == before.0.headers) {
+            return endpoint.draft.sealed_headers.clone();
+        }
+        if self.headers.is_empty() {
+            return None;
+        }
+        let text = serde_json::to_vec(&self.headers).ok()?;
+        Some(keys.seal(&text, &format!("headers:{id}")))
+    }
+
+    /// The same of the client certificate.
+    pub(super) fn seal_client_certificate(
+        &self,
+        before: (&Self, Option<&Endpoint>),
+        id: Uuid,
+        keys: &MasterKeys,
+    ) -> Option<Vec<u8>> {
+        let same = self.client_certificate == before.0.client_certificate;
+        if let (Some(endpoint), true) = (before.1, same) {
+            return endpoint.draft.sealed_client_certificate.clone();
+        }
+        let text = serde_json::to_vec(self.client_certificate.as_ref()?).ok()?;
+        Some(keys.seal(&text, &format!("{CLIENT_CERTIFICATE}:{id}")))
+    }
+
+    /// The two fields as clients see them.
+    pub(super) fn shown(&self) -> [(&'static str, Value); 2] {
+        let headers: Map<String, Value> = self
+            .headers
+            .iter()
+            .map(|(name, _)| (name.clone(), json!(HIDDEN)))
+            .collect();
+        let certificate = self
+            .client_certificate
+            .as_ref()
+            .map(|it| json!({ "certificate": it.certificate, "private_key": HIDDEN }));
+        [
+            ("headers", headers.into()),
+            (CLIENT_CERTIFICATE, certificate.into()),
+        ]
+    }
+}
+
+/// Reads `{"certificate": PEM, "private_key": PEM}`. A hidden key is the one that is there: so a
+/// certificate is renewed without sending its key again.
+pub(super) fn client_certificate(
+    fields: &mut Fields,
+    current: &Opened,
+) -> Option<ClientCertificate> {
+    fields.nested(CLIENT_CERTIFICATE, |inner| {
+        let certificate = pem(inner, "certificate");
+        let mut private_key = pem(inner, "private_key");
+        if private_key == HIDDEN {
+            private_key = match &current.client_certificate {
+                Some(known) => known.private_key.clone(),
+                None => {
+                    let detail = format!("has no value yet that `{HIDDEN}` could stand for");
+                    inner.wrong("private_key", detail);
+                    return None;
+                }
+            };
+        }
+        if certificate.is_empty() || private_key.is_empty() {
+            return None;
+        }
+        if let Err(error) = client_certificate::parse(&certificate, &private_key) {
+            let field = match error {
+                ClientCertificateError::Certificate | ClientCertificateError::TooMany => {
+                    "certificate"
+                }
+                ClientCertificateError::Key
+                | ClientCertificateError::KeyKind
+                | ClientCertificateError::Mismatch => "private_key",
+            };
+            inner.wrong(field, error.to_string());
+            return None;
+        }
+        Some(ClientCertificate {
+            certificate,
+            private_key,
+        })
+    })?
+}
+
+fn pem(fields: &mut Fields, name: &str) -> String {
+    let text = fields.text(name).unwrap_or_default();
+    if text.len() > MOST_PEM_BYTES {
+        fields.wrong(name, format!("must have at most {MOST_PEM_BYTES} bytes"));
+        return String::new();
+    }
+    if text.is_empty() {
+        fields.required(name);
+    }
+    text
+}
+
+/// A chain of eight certificates with the largest keys in use takes some 20 KiB.
+const MOST_PEM_BYTES: usize = 32 << 10;
