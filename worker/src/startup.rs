@@ -40,7 +40,8 @@ const INPUTS: usize = 4_096;
 const QUESTIONS: usize = 4;
 /// Rows in memory; a row without its payload takes some 200 bytes.
 const MOST_LOADED: usize = 50_000;
-/// Payload bytes in memory, what is on the wire not counted.
+/// Payload bytes in memory, what is on the wire not counted: that is bounded by the permits, which carry
+/// 128 KiB each.
 const MOST_LOADED_BYTES: usize = 64 << 20;
 /// Open files of a worker that are not requests: database, metrics, logs, look-ups.
 const OTHER_FILES: usize = 128;

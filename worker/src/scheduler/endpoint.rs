@@ -62,6 +62,8 @@ pub(super) struct Endpoint {
     tombstones: Set<Uuid>,
     /// Sent and not yet recorded.
     pub(super) in_flight: usize,
+    /// Permits that its requests in flight hold.
+    pub(super) permits: usize,
     /// Of these, replays.
     pub(super) replays_in_flight: usize,
     /// How fast it answers, and which share its permits are counted in.
@@ -127,6 +129,7 @@ impl Endpoint {
             known: Set::default(),
             tombstones: Set::default(),
             in_flight: 0,
+            permits: 0,
             replays_in_flight: 0,
             pace: Pace::default(),
             // Not known to be quick.

@@ -70,7 +70,7 @@ type Set<K> = HashSet<K, BuildHasherDefault<DefaultHasher>>;
 /// Bounds of one worker.
 #[derive(Debug, Clone, Copy)]
 pub struct SchedulerSettings {
-    /// Requests sent and not yet recorded, all endpoints together.
+    /// Permits: requests sent and not yet recorded, all endpoints together. A large payload takes several.
     pub max_in_flight: usize,
     /// Rows in memory, sent or not.
     pub max_loaded: usize,
@@ -311,10 +311,12 @@ pub struct Scheduler {
     due: BTreeSet<(OffsetDateTime, EndpointKey)>,
     /// By ownership as well: after a lease was lost, a delivery can be on the wire a second time.
     in_flight: Map<(Ownership, Uuid), InFlight>,
+    /// Permits that they hold.
+    permits_held: usize,
     /// The same in the order of their starts, until they are overdue.
     starts: VecDeque<(BootTime, (Ownership, Uuid))>,
     /// Permits that slow endpoints hold.
-    slow_in_flight: usize,
+    slow_permits: usize,
     /// Positions of buckets that are not full, of endpoints that are forgotten otherwise (R1).
     buckets: Map<EndpointKey, (Slot, TenantKey, Position)>,
     loaded_rows: usize,
@@ -350,7 +352,8 @@ impl Scheduler {
             due: BTreeSet::new(),
             in_flight: Map::default(),
             starts: VecDeque::new(),
-            slow_in_flight: 0,
+            permits_held: 0,
+            slow_permits: 0,
             buckets: Map::default(),
             loaded_rows: 0,
             loaded_bytes: 0,

@@ -67,7 +67,7 @@ impl Scheduler {
         self.slots.clear();
         self.endpoints.clear();
         self.buckets.clear();
-        self.slow_in_flight = 0;
+        self.slow_permits = 0;
         self.send_turns.clear();
         self.slow_turns.clear();
         self.load_turns.clear();
@@ -132,7 +132,7 @@ impl Scheduler {
         }
         self.buckets.retain(|_, (slot, _, _)| !slots.contains(slot));
         let (rows, bytes) = (&mut self.loaded_rows, &mut self.loaded_bytes);
-        let slow_in_flight = &mut self.slow_in_flight;
+        let slow_permits = &mut self.slow_permits;
         self.endpoints.retain(|_, endpoint| {
             let leaves = slots.contains(&endpoint.slot);
             if leaves {
@@ -143,7 +143,7 @@ impl Scheduler {
                     .map(|(row, _)| size(row))
                     .sum::<usize>();
                 if endpoint.counted_slow {
-                    *slow_in_flight = slow_in_flight.saturating_sub(endpoint.in_flight);
+                    *slow_permits = slow_permits.saturating_sub(endpoint.permits);
                 }
             }
             !leaves

@@ -7,15 +7,18 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use shared::domain::attempt::Outcome;
 use shared::domain::endpoint::{EndpointSettings, EndpointState, RateLimit};
 use shared::domain::notice::NoticeKind;
 use shared::ids::lower_bound;
 
+use super::share::PERMIT_BYTES;
 use super::tests::{Bench, ENDPOINT, EPOCH, SLOT, START, TENANT, config, id, row, sent};
 use super::*;
 use crate::admission::{Gate, TakeOver};
 use crate::endpoint_config::EndpointConfig;
+use crate::job::EventData;
 
 const COOLDOWN: Duration = Duration::from_secs(300);
 
@@ -524,6 +527,52 @@ fn endpoints_that_hang_leave_half_of_the_permits_to_those_that_answer() {
     let healthy = sent(&bench.effects());
 
     assert_eq!((hanging, healthy), (8, vec![id(2), id(3)]));
+}
+
+/// O1, F36: large payloads take more permits, of their own endpoint and of the worker.
+#[test]
+fn what_is_on_the_wire_is_bounded_in_bytes_and_large_events_leave_small_ones_their_share() {
+    let large = |second| LiveRow {
+        event: Some(Arc::new(EventData {
+            event_type: "report.ready".to_owned(),
+            payload: Bytes::from(vec![b' '; 3 * PERMIT_BYTES]),
+            deliver_before: None,
+        })),
+        ..row(id(second))
+    };
+    let many = || with(|settings| settings.max_in_flight = 64);
+    let mut bench = Bench::with_permits(64);
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(0))], many());
+    bench.effects();
+    bench.ended(id(0), Outcome::Delivered, Duration::from_millis(5));
+    bench.tell(Input::Hint(vec![
+        (SLOT, ENDPOINT),
+        (SLOT, EndpointKey(100)),
+    ]));
+    let requests = loads(&bench.effects());
+    for request in &requests {
+        let rows = if request.endpoint == ENDPOINT {
+            (1..10).map(large).collect()
+        } else {
+            (20..23).map(|second| row(id(second))).collect()
+        };
+        bench.answer_as(request, rows, many());
+    }
+
+    let sent = sent(&bench.effects());
+
+    let of = |from, to| {
+        sent.iter()
+            .filter(|it| (id(from)..id(to)).contains(*it))
+            .count()
+    };
+    // Four permits each: sixteen are a quarter of what the others leave.
+    assert_eq!((of(1, 10), of(20, 23)), (4, 3));
+    assert_eq!(bench.scheduler.permits_held, 4 * 4 + 3);
+    bench.ended(id(1), Outcome::Delivered, Duration::from_millis(5));
+    assert_eq!(bench.scheduler.permits_held, 3 * 4 + 3);
 }
 
 // ## Recovery

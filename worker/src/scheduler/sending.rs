@@ -8,7 +8,7 @@ use shared::runtime::clock::BootTime;
 use uuid::Uuid;
 
 use super::endpoint::Endpoint;
-use super::lanes::{Lane, Loaded};
+use super::lanes::Loaded;
 use super::share::InFlight;
 use super::{Effect, Now, Recorded, Scheduler, size};
 use crate::admission::Admission;
@@ -24,7 +24,7 @@ impl Scheduler {
         self.incarnation.is_some()
             && now.boot < self.may_start_until
             && !self.recording_behind
-            && self.in_flight.len() < self.settings.max_in_flight
+            && self.permits_held < self.settings.max_in_flight
     }
 
     pub(super) fn dispatch(&mut self, now: Now) {
@@ -85,7 +85,7 @@ impl Scheduler {
             return None;
         };
         let slow = endpoint.pace.is_slow();
-        self.has_share(endpoint.in_flight, slow).then_some(turn)
+        self.has_share(endpoint.permits, slow).then_some(turn)
     }
 
     /// What becomes of this row of an endpoint; `None`: nothing may be sent to it now.
@@ -145,8 +145,7 @@ impl Scheduler {
         let probe = turn.probe;
         let owner = self.owner_of(key)?;
         self.slots.started(owner.slot);
-        let replay = Lane::is_replay(row.kind);
-        let flight = InFlight::new(now.boot, key, probe, replay);
+        let flight = InFlight::new(now.boot, key, probe, &row);
         self.permit_taken((owner, row.id), flight);
         let suspect = self.suspects.contains_key(&row.id);
         let effect = match turn.ends {
@@ -188,7 +187,7 @@ impl Scheduler {
         owner: Ownership,
         delivery: Uuid,
     ) -> (Option<InFlight>, bool) {
-        let flight = self.in_flight.remove(&(owner, delivery));
+        let flight = self.permit_dropped((owner, delivery));
         if self.suspect_out == Some((owner, delivery)) {
             self.suspect_out = None;
         }
