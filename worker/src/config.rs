@@ -33,6 +33,8 @@ pub struct Config {
     pub ca_file: Option<PathBuf>,
     /// The only proxy ever used.
     pub proxy: Option<Proxy>,
+    /// Who looks up endpoints' names; none: whom this machine asks.
+    pub dns_servers: Vec<SocketAddr>,
     /// How long a lease lasts.
     pub lease_ttl: Duration,
     /// How long requests may go on after SIGTERM.
@@ -79,6 +81,7 @@ impl Config {
             rules: AddressRules::new(settings.cidrs("POSTRIDER_ALLOW_CIDRS")),
             ca_file: settings.get("POSTRIDER_CA_FILE").map(PathBuf::from),
             proxy,
+            dns_servers: settings.dns_servers("POSTRIDER_DNS_SERVERS"),
             lease_ttl: settings.duration("POSTRIDER_LEASE_TTL"),
             drain_timeout: settings.duration("POSTRIDER_DRAIN_TIMEOUT"),
             max_in_flight: settings.count("POSTRIDER_MAX_IN_FLIGHT"),

@@ -104,6 +104,18 @@ pub(crate) static RECORD_SECONDS: LazyLock<Histogram> = LazyLock::new(|| {
     valid(Histogram::with_opts(opts.buckets(ATTEMPT_BUCKETS.to_vec())))
 });
 
+/// Names looked up.
+pub(crate) static DNS_LOOKUPS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    valid(IntCounterVec::new(
+        Opts::new(
+            "postrider_dns_lookups_total",
+            "Names resolved, by where the answer came from: fresh (remembered), asked, stale (the \
+             last good one, kept through an outage) or failed",
+        ),
+        &["result"],
+    ))
+});
+
 /// Registers all of them; the first process part that runs does it for all.
 pub(crate) fn register() {
     telemetry::register(ATTEMPTS.clone());
@@ -113,6 +125,7 @@ pub(crate) fn register() {
     telemetry::register(DEFERRED.clone());
     telemetry::register(BREAKER_TRANSITIONS.clone());
     telemetry::register(SLOTS.clone());
+    telemetry::register(DNS_LOOKUPS.clone());
     telemetry::register(LEASE_LOST.clone());
     telemetry::register(RECORD_SECONDS.clone());
 }

@@ -30,7 +30,7 @@ use crate::metrics;
 use crate::pulse::{LONGEST_SILENCE, Pulse};
 use crate::recorder::{RecordLag, Recorder};
 use crate::scheduler::{Input, Scheduler, SchedulerSettings};
-use crate::sender::{self, Sender, SenderSettings};
+use crate::sender::{self, ResolverSettings, Sender, SenderSettings};
 use crate::suspects::Suspects;
 use crate::transitions::{Changes, Transitions};
 
@@ -43,7 +43,7 @@ const MOST_LOADED: usize = 50_000;
 /// Payload bytes in memory, what is on the wire not counted: that is bounded by the permits, which carry
 /// 128 KiB each.
 const MOST_LOADED_BYTES: usize = 64 << 20;
-/// Open files of a worker that are not requests: database, metrics, logs, look-ups.
+/// Open files of a worker that are neither requests nor look-ups: database, metrics, logs.
 const OTHER_FILES: usize = 128;
 /// What the other tasks get to end after the drain.
 const STOP_GRACE: Duration = Duration::from_secs(3);
@@ -111,14 +111,18 @@ fn sender_settings(config: &Config) -> anyhow::Result<SenderSettings> {
         max_idle: connections,
         roots,
         proxy: config.proxy.clone(),
+        resolver: ResolverSettings {
+            servers: config.dns_servers.clone(),
+            ..ResolverSettings::default()
+        },
     })
 }
 
 /// How many unused connections there is room for. Each request under way may hold a connection as
-/// well, and happy eyeballs a second one for a moment; files, the database and metrics take the rest.
+/// well, and happy eyeballs a second one for a moment; look-ups, files, the database and metrics take the rest.
 fn connections(max_in_flight: usize) -> anyhow::Result<usize> {
     let most = open_files::raise();
-    let needed = max_in_flight.saturating_mul(2) + OTHER_FILES;
+    let needed = max_in_flight.saturating_mul(2) + sender::MOST_LOOKUP_SOCKETS + OTHER_FILES;
     let Some(room) = most.checked_sub(needed).filter(|room| *room > 0) else {
         anyhow::bail!(
             "POSTRIDER_MAX_IN_FLIGHT {max_in_flight} needs {needed} open files, and this process may \

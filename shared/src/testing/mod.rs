@@ -1,10 +1,11 @@
-//! What the tests of several crates need: real databases, and waiting for a condition.
+//! What the tests of several crates need: real databases, a DNS server, and waiting for a condition.
 //!
 //! Nothing here pretends: the databases are PostgreSQL's, on a cluster of the test process's own
 //! that is removed when the process ends, however it ends.
 
 mod cluster;
 mod database;
+pub mod dns;
 
 use std::panic::Location;
 use std::time::Duration;

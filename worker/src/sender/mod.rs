@@ -19,7 +19,6 @@ mod connect;
 mod exchange;
 mod explain;
 mod headers;
-mod lookups;
 mod origin;
 mod pool;
 mod proxy;
@@ -54,6 +53,7 @@ use self::origin::Origin;
 use self::pool::{Limits, Shelves};
 pub use self::proxy::Proxy;
 use self::resolver::Resolver;
+pub use self::resolver::{MOST_LOOKUP_SOCKETS, ResolverError, ResolverSettings};
 pub use self::tls::{ClientIdentity, trusted};
 pub use self::trace::Timings;
 use self::trace::Trace;
@@ -77,6 +77,8 @@ pub struct SenderSettings {
     pub roots: RootCertStore,
     /// The only proxy ever used.
     pub proxy: Option<Proxy>,
+    /// Who looks names up.
+    pub resolver: ResolverSettings,
 }
 
 impl Default for SenderSettings {
@@ -87,6 +89,7 @@ impl Default for SenderSettings {
             max_idle: 1_024,
             roots: RootCertStore::empty(),
             proxy: None,
+            resolver: ResolverSettings::default(),
         }
     }
 }
@@ -97,6 +100,9 @@ pub enum SenderError {
     /// TLS cannot be set up.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
+    /// The DNS client cannot be set up.
+    #[error(transparent)]
+    Dns(#[from] ResolverError),
 }
 
 /// One request.
@@ -134,7 +140,7 @@ impl Sender {
     /// A sender, to be made inside the runtime that it is used in.
     ///
     /// # Errors
-    /// If TLS cannot be set up. That nobody is trusted is no error: then it sends to `http://` and
+    /// If TLS or the DNS client cannot be set up. That nobody is trusted is no error: then it sends to `http://` and
     /// fails each request to `https://` with a clear text.
     pub fn new(settings: SenderSettings) -> Result<Self, SenderError> {
         let limits = Limits {
@@ -145,7 +151,7 @@ impl Sender {
         spawn_driver(sweep(Arc::downgrade(&pool)));
         Ok(Self {
             dialer: Dialer {
-                resolver: Resolver::new(),
+                resolver: Resolver::new(&settings.resolver)?,
                 rules: settings.rules,
                 tls: tls::client_config(settings.roots)?,
                 proxy: settings.proxy,

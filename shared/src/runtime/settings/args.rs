@@ -43,6 +43,7 @@ fn arg(setting: &'static Setting) -> Arg {
         Kind::Length(..) => base.value_name("LENGTH").help(help),
         Kind::Count(..) => base.value_name("NUMBER").help(help),
         Kind::Cidrs => base.value_name("NETWORKS").help(help),
+        Kind::DnsServers => base.value_name("ADDRESSES").help(help),
         Kind::Path => base.value_name("PATH").help(help),
         Kind::Choice(_) => base.value_name("FORMAT").help(help),
         Kind::Filter => base.value_name("FILTER").help(help),

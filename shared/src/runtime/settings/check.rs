@@ -1,14 +1,14 @@
 //! Is a value what its setting wants? Each complaint says what was found and what would do.
 //! Secrets are never repeated.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
 
-use super::table::{Kind, Setting};
+use super::table::{Kind, MOST_DNS_SERVERS, Setting};
 
 /// Complains about a value that does not fit its setting.
 pub(super) fn check(setting: &Setting, value: &str) -> Result<(), String> {
@@ -38,6 +38,7 @@ pub(super) fn check(setting: &Setting, value: &str) -> Result<(), String> {
             .map(drop)
             .ok_or_else(|| format!("expected true or false{}", found())),
         Kind::Cidrs => cidrs(value).map(drop),
+        Kind::DnsServers => dns_servers(value).map(drop),
         Kind::Choice(words) if words.contains(&value) => Ok(()),
         Kind::Choice(words) => Err(format!("expected {}{}", words.join(" or "), found())),
         Kind::Filter => tracing_subscriber::EnvFilter::builder()
@@ -123,4 +124,30 @@ pub(super) fn cidrs(value: &str) -> Result<Vec<IpNet>, String> {
                 })
         })
         .collect()
+}
+
+/// Reads DNS servers separated by commas; one without a port is on port 53.
+pub(super) fn dns_servers(value: &str) -> Result<Vec<SocketAddr>, String> {
+    let servers: Vec<_> = value
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .map(|part| {
+            let bare = || part.parse().map(|ip: IpAddr| SocketAddr::new(ip, 53));
+            part.parse::<SocketAddr>()
+                .or_else(|_no_port| bare())
+                .ok()
+                .filter(|server| server.port() != 0)
+                .ok_or_else(|| {
+                    format!("expected addresses like 10.0.0.2,[fd00::2]:5353, found `{part}`")
+                })
+        })
+        .collect::<Result<_, _>>()?;
+    if servers.len() > MOST_DNS_SERVERS {
+        return Err(format!(
+            "expected at most {MOST_DNS_SERVERS} servers, found {}",
+            servers.len()
+        ));
+    }
+    Ok(servers)
 }

@@ -185,6 +185,12 @@ impl Settings {
         self.typed(name, |value| check::cidrs(value).ok())
     }
 
+    /// DNS servers that have a default.
+    #[must_use]
+    pub fn dns_servers(&self, name: &str) -> Vec<SocketAddr> {
+        self.typed(name, |value| check::dns_servers(value).ok())
+    }
+
     /// Where a value comes from.
     #[must_use]
     pub fn source(&self, name: &str) -> Source {

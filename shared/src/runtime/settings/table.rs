@@ -24,6 +24,9 @@ pub enum Kind {
     Bool,
     /// Networks separated by commas (`10.0.0.0/8,fd00::/8`); empty is none.
     Cidrs,
+    /// At most [`MOST_DNS_SERVERS`] addresses separated by commas, each with its port or on port 53;
+    /// empty is none.
+    DnsServers,
     /// A file or folder.
     Path,
     /// One of these words.
@@ -34,6 +37,9 @@ pub enum Kind {
     /// because ignoring it would promise what does not happen.
     NotYet,
 }
+
+/// As many as a `resolv.conf` holds: the time of a look-up is shared among them.
+pub const MOST_DNS_SERVERS: usize = 3;
 
 /// How a secret is read from a file.
 #[derive(Debug, Clone, Copy)]
@@ -184,6 +190,14 @@ pub const TABLE: &[Setting] = &[
         "allow-cidrs",
         Kind::Cidrs,
         "private networks that endpoints may use, separated by commas",
+    )
+    .default(""),
+    Setting::plain(
+        "POSTRIDER_DNS_SERVERS",
+        "dns-servers",
+        Kind::DnsServers,
+        "up to three DNS servers that look up endpoints' names, separated by commas; empty: those of \
+         `/etc/resolv.conf`",
     )
     .default(""),
     Setting::plain(
@@ -345,6 +359,7 @@ pub const WORKER: &[&str] = &[
     "POSTRIDER_MASTER_KEY",
     "POSTRIDER_MASTER_KEY_PREVIOUS",
     "POSTRIDER_ALLOW_CIDRS",
+    "POSTRIDER_DNS_SERVERS",
     "POSTRIDER_HTTPS_ONLY",
     "POSTRIDER_CA_FILE",
     "POSTRIDER_PROXY_URL",

@@ -80,6 +80,7 @@ fn every_problem_is_reported_at_once_with_its_fix() {
         ("POSTRIDER_MAX_IN_FLIGHT", "0"),
         ("POSTRIDER_HTTPS_ONLY", "maybe"),
         ("POSTRIDER_ALLOW_CIDRS", "10.0.0.0/33"),
+        ("POSTRIDER_DNS_SERVERS", "10.0.0.2,dns.example"),
         ("POSTRIDER_MASTER_KEY", "c2hvcnQ="),
         ("POSTRIDER_ADMIN_TOKEN", "tiny"),
         ("POSTRIDER_JOURNAL_DIR", "/j"),
@@ -99,6 +100,7 @@ fn every_problem_is_reported_at_once_with_its_fix() {
         "POSTRIDER_MAX_IN_FLIGHT: expected a whole number from 1 to",
         "POSTRIDER_HTTPS_ONLY: expected true or false",
         "POSTRIDER_ALLOW_CIDRS: expected networks",
+        "POSTRIDER_DNS_SERVERS: expected addresses like 10.0.0.2,[fd00::2]:5353, found `dns.example`",
         "POSTRIDER_MASTER_KEY: expected 32 bytes in base64, found 5",
         "POSTRIDER_ADMIN_TOKEN: too short",
         "POSTRIDER_JOURNAL_DIR: this version cannot do that yet",
@@ -106,7 +108,7 @@ fn every_problem_is_reported_at_once_with_its_fix() {
     ] {
         assert!(text.contains(expected), "{expected:?} is not in:\n{text}");
     }
-    assert_eq!(errors.0.len(), 12, "{text}");
+    assert_eq!(errors.0.len(), 13, "{text}");
 }
 
 #[test]
@@ -222,4 +224,34 @@ fn arguments_give_back_what_was_typed_and_only_that() {
         ("POSTRIDER_MASTER_KEY_FILE", "/k".to_owned()),
     ]);
     assert_eq!(flags(&matches), expected);
+}
+
+#[test]
+fn a_dns_server_without_a_port_is_on_port_53() {
+    let load = |value| {
+        let env = pairs(&[("POSTRIDER_DNS_SERVERS", value)]);
+        Settings::load(BTreeMap::new(), env)
+    };
+    for (value, servers) in [
+        ("", vec![]),
+        ("10.0.0.2", vec!["10.0.0.2:53"]),
+        (
+            "127.0.0.1:5353, ::1,[::1]:54",
+            vec!["127.0.0.1:5353", "[::1]:53", "[::1]:54"],
+        ),
+    ] {
+        let servers: Vec<SocketAddr> = servers.iter().map(|it| it.parse().unwrap()).collect();
+        let settings = load(value).unwrap();
+        assert_eq!(settings.dns_servers("POSTRIDER_DNS_SERVERS"), servers);
+    }
+    for refused in [
+        "1.1.1.1:0",
+        "1.1.1.1;1.0.0.1",
+        "1.1.1",
+        "a,b",
+        "::1,::2,::3,::4",
+    ] {
+        let text = load(refused).unwrap_err().to_string();
+        assert!(text.contains("POSTRIDER_DNS_SERVERS: expected "), "{text}");
+    }
 }

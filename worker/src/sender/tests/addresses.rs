@@ -3,6 +3,8 @@
 use std::process::Command;
 
 use shared::policy::address::DenyReason;
+use shared::testing::dns::{DnsServer, Reply};
+use shared::testing::eventually;
 
 use super::*;
 
@@ -83,6 +85,70 @@ async fn a_name_without_an_address_is_a_dns_error() {
     let (result, _) = local().send(request(url, AMPLE)).await;
 
     assert!(matches!(result, Err(SendError::Dns(_))), "{result:?}");
+}
+
+/// Sends to names that a server of the test's own knows; only 127.0.0.2 is open.
+fn sender_asking(dns: &DnsServer) -> Sender {
+    Sender::new(SenderSettings {
+        rules: AddressRules::parse("127.0.0.2").unwrap(),
+        resolver: ResolverSettings {
+            servers: vec![dns.addr()],
+            ..ResolverSettings::default()
+        },
+        ..SenderSettings::default()
+    })
+    .unwrap()
+}
+
+#[tokio::test]
+async fn s1_a_name_that_moves_to_a_denied_address_is_refused_at_the_next_dial() {
+    let receiver = Receiver::answering(OK).await;
+    let dns = DnsServer::start().await;
+    let turns = [[127, 0, 0, 2], [127, 0, 0, 1]];
+    dns.answer_in_turn("a.test", turns.map(|it| Reply::address(it, 0)).to_vec());
+    let sender = sender_asking(&dns);
+    let url: Url = format!("http://a.test:{}/", receiver.addr.port())
+        .parse()
+        .unwrap();
+
+    let (result, timings) = sender.send(request(url.clone(), AMPLE)).await;
+    assert!(matches!(result, Err(SendError::Connect(_))), "{result:?}");
+    assert_eq!(timings.addr, Some([127, 0, 0, 2].into()));
+
+    let denied = Err(SendError::AddressDenied(DenyReason::Loopback));
+    eventually(AMPLE, async || {
+        let (result, _) = sender.send(request(url.clone(), AMPLE)).await;
+        (result == denied).then_some(())
+    })
+    .await;
+    assert_eq!(receiver.connections(), 0);
+}
+
+#[tokio::test]
+async fn s1_no_name_leads_to_a_denied_address() {
+    let receiver = Receiver::answering(OK).await;
+    let dns = DnsServer::start().await;
+    dns.lead_where_names_say("rebind.test");
+    dns.answer(
+        "alias.test",
+        Reply::Alias("127.0.0.1.rebind.test".to_owned(), 60),
+    );
+    let both = [[127, 0, 0, 1], [127, 0, 0, 2]].map(Into::into);
+    dns.answer("mixed.test", Reply::Addresses(both.to_vec(), 60));
+    let sender = sender_asking(&dns);
+    let send = async |name: &str| {
+        let url = format!("http://{name}:{}/", receiver.addr.port());
+        sender.send(request(url.parse().unwrap(), AMPLE)).await
+    };
+
+    for name in ["127.0.0.1.rebind.test", "alias.test"] {
+        let denied = Err(SendError::AddressDenied(DenyReason::Loopback));
+        assert_eq!(send(name).await.0, denied, "{name}");
+    }
+    let (result, timings) = send("mixed.test").await;
+    assert!(matches!(result, Err(SendError::Connect(_))), "{result:?}");
+    assert_eq!(timings.addr, Some([127, 0, 0, 2].into()));
+    assert_eq!(receiver.connections(), 0);
 }
 
 #[tokio::test]
