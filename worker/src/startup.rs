@@ -111,6 +111,7 @@ fn sender_settings(config: &Config) -> anyhow::Result<SenderSettings> {
         max_idle: connections,
         roots,
         proxy: config.proxy.clone(),
+        max_age: sender::MAX_AGE,
         resolver: ResolverSettings {
             servers: config.dns_servers.clone(),
             ..ResolverSettings::default()

@@ -18,6 +18,7 @@ use rustls::pki_types::ServerName;
 use shared::policy::address::{AddressRules, vet};
 use shared::policy::classify::{Phase, SendError};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use url::Host;
 
@@ -42,6 +43,8 @@ pub(super) struct Dialer {
     /// `None`: nobody is trusted.
     pub(super) tls: Option<Arc<ClientConfig>>,
     pub(super) proxy: Option<Proxy>,
+    /// How long a connection is used.
+    pub(super) max_age: Duration,
     /// Connections begun: each begins at another address.
     pub(super) turn: AtomicUsize,
 }
@@ -63,9 +66,10 @@ impl Dialer {
                 tunnel.await?
             }
         };
+        let old_at = Instant::now() + self.max_age;
         let Some(tls) = tls else {
             trace.enter(Phase::Response);
-            return Connection::http1(stream, address).await;
+            return Connection::http1(stream, address, old_at).await;
         };
         trace.enter(Phase::Tls);
         let connecting = TlsConnector::from(tls).connect(server_name(&origin.host)?, stream);
@@ -75,9 +79,9 @@ impl Dialer {
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         trace.enter(Phase::Response);
         if http2 {
-            Connection::http2(stream, address).await
+            Connection::http2(stream, address, old_at).await
         } else {
-            Connection::http1(stream, address).await
+            Connection::http1(stream, address, old_at).await
         }
     }
 

@@ -28,7 +28,7 @@ use super::pool::Shared;
 
 /// How long a connection is used. With the 30 s that a name's addresses are believed, a receiver that
 /// moved is followed within a minute, however busy its connections are.
-pub(super) const MAX_AGE: Duration = Duration::from_secs(30);
+pub const MAX_AGE: Duration = Duration::from_secs(30);
 
 /// How long an unused connection of HTTP/1 is kept where its server says nothing: the least of what
 /// common servers allow is 5 s (Node.js, Apache, uvicorn). One that is being closed costs a *maybe
@@ -59,7 +59,8 @@ type Body = Full<Bytes>;
 pub(super) struct Connection {
     channel: Channel,
     pub(super) address: IpAddr,
-    opened_at: Instant,
+    /// From here on it is not used again.
+    old_at: Instant,
     idle: Duration,
     /// It carried a request before.
     pub(super) used: bool,
@@ -83,7 +84,11 @@ pub(super) enum Failure {
 }
 
 impl Connection {
-    pub(super) async fn http1<S>(stream: S, address: IpAddr) -> Result<Self, SendError>
+    pub(super) async fn http1<S>(
+        stream: S,
+        address: IpAddr,
+        old_at: Instant,
+    ) -> Result<Self, SendError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -105,10 +110,14 @@ impl Connection {
             requests,
             _driver: driver,
         };
-        Ok(Self::new(channel, address))
+        Ok(Self::new(channel, address, old_at))
     }
 
-    pub(super) async fn http2<S>(stream: S, address: IpAddr) -> Result<Self, SendError>
+    pub(super) async fn http2<S>(
+        stream: S,
+        address: IpAddr,
+        old_at: Instant,
+    ) -> Result<Self, SendError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -126,20 +135,20 @@ impl Connection {
         let line = Arc::new(Line {
             requests,
             _driver: driver,
-            opened_at: now,
+            old_at,
             address,
             places: AtomicUsize::new(0),
             left_at: std::sync::Mutex::new(now),
             retired: AtomicBool::new(false),
         });
-        Ok(Self::new(Channel::Shared(Place::on(line)), address))
+        Ok(Self::new(Channel::Shared(Place::on(line)), address, old_at))
     }
 
-    fn new(channel: Channel, address: IpAddr) -> Self {
+    fn new(channel: Channel, address: IpAddr, old_at: Instant) -> Self {
         Self {
             channel,
             address,
-            opened_at: Instant::now(),
+            old_at,
             idle: IDLE,
             used: false,
         }
@@ -149,7 +158,7 @@ impl Connection {
     pub(super) fn on(line: Arc<Line>) -> Self {
         Self {
             address: line.address,
-            opened_at: line.opened_at,
+            old_at: line.old_at,
             idle: IDLE_SHARED,
             used: true,
             channel: Channel::Shared(Place::on(line)),
@@ -166,7 +175,7 @@ impl Connection {
 
     /// Until when it may wait for its next request.
     pub(super) fn good_until(&self, now: Instant) -> Instant {
-        (now + self.idle).min(self.opened_at + MAX_AGE)
+        (now + self.idle).min(self.old_at)
     }
 
     /// Sends a request and waits for the head of its answer. `request` is in the form of HTTP/1 and is
@@ -254,7 +263,8 @@ fn idle_limit(headers: &HeaderMap) -> Option<Duration> {
 pub(super) struct Line {
     requests: http2::SendRequest<Body>,
     _driver: Driver,
-    opened_at: Instant,
+    /// From here on it is not used again.
+    old_at: Instant,
     address: IpAddr,
     places: AtomicUsize,
     left_at: std::sync::Mutex<Instant>,
@@ -263,9 +273,7 @@ pub(super) struct Line {
 
 impl Line {
     fn is_young(&self, now: Instant) -> bool {
-        now < self.opened_at + MAX_AGE
-            && !self.retired.load(Ordering::Relaxed)
-            && !self.requests.is_closed()
+        now < self.old_at && !self.retired.load(Ordering::Relaxed) && !self.requests.is_closed()
     }
 
     fn left_at(&self) -> Instant {

@@ -47,6 +47,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use url::Url;
 
 use self::connect::Dialer;
+pub use self::exchange::MAX_AGE;
 use self::exchange::{Connection, Failure, Line};
 pub use self::headers::{Stamp, headers_for, own_headers};
 use self::origin::Origin;
@@ -73,6 +74,9 @@ pub struct SenderSettings {
     pub max_idle_per_host: usize,
     /// Unused connections kept in all; the one unused for longest goes first.
     pub max_idle: usize,
+    /// How long a connection is used. With the time that a name's addresses are believed it says how soon a
+    /// receiver that moved is followed.
+    pub max_age: Duration,
     /// Whom to trust in TLS, from [`trusted`].
     pub roots: RootCertStore,
     /// The only proxy ever used.
@@ -87,6 +91,7 @@ impl Default for SenderSettings {
             rules: AddressRules::default(),
             max_idle_per_host: 32,
             max_idle: 1_024,
+            max_age: MAX_AGE,
             roots: RootCertStore::empty(),
             proxy: None,
             resolver: ResolverSettings::default(),
@@ -155,6 +160,7 @@ impl Sender {
                 rules: settings.rules,
                 tls: tls::client_config(settings.roots)?,
                 proxy: settings.proxy,
+                max_age: settings.max_age,
                 turn: AtomicUsize::new(0),
             },
             pool,

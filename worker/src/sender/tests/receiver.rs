@@ -20,13 +20,22 @@ pub(super) struct Receiver {
 
 impl Receiver {
     /// Runs `script` for each connection, with its number from 0.
-    #[expect(clippy::disallowed_methods, reason = "ends with the test's runtime")]
     pub(super) async fn start<F, S>(script: S) -> Self
     where
         S: Fn(Connection, usize) -> F + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at("127.0.0.1:0".parse().unwrap(), script).await
+    }
+
+    /// The same at an address of the test's choice.
+    #[expect(clippy::disallowed_methods, reason = "ends with the test's runtime")]
+    pub(super) async fn start_at<F, S>(address: SocketAddr, script: S) -> Self
+    where
+        S: Fn(Connection, usize) -> F + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind(address).await.unwrap();
         let addr = listener.local_addr().unwrap();
         let connections = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&connections);
@@ -41,8 +50,13 @@ impl Receiver {
 
     /// Answers every request on every connection with these bytes.
     pub(super) async fn answering(answer: impl Into<Vec<u8>>) -> Self {
+        Self::answering_at("127.0.0.1:0".parse().unwrap(), answer).await
+    }
+
+    /// The same at an address of the test's choice.
+    pub(super) async fn answering_at(address: SocketAddr, answer: impl Into<Vec<u8>>) -> Self {
         let answer: Arc<[u8]> = answer.into().into();
-        Self::start(move |mut connection, _| {
+        Self::start_at(address, move |mut connection, _| {
             let answer = Arc::clone(&answer);
             async move {
                 while connection.request().await.is_some() {
