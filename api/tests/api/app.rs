@@ -234,7 +234,7 @@ impl Tenant<'_> {
     }
 
     pub(crate) async fn endpoint(&self, fields: Value) -> Value {
-        let mut body = json!({"url": "http://127.0.0.1:9/hook"});
+        let mut body = json!({"url": "http://127.0.0.1/hook"});
         for (name, value) in fields.as_object().unwrap() {
             body[name] = value.clone();
         }

@@ -1,10 +1,10 @@
 //! Where requests may go: the guard against server-side request forgery.
 //!
-//! [`vet`] judges the addresses of a name just before they are dialled, and the literals that a
-//! resolver never sees; [`parse_endpoint_url`] judges what a tenant wrote. Both use one rule:
-//! only globally reachable unicast addresses, and what the operator opened. An IPv6 address that
-//! carries an IPv4 address (mapped, compatible, translated, NAT64, 6to4, Teredo) is judged by that
-//! one too. Not here: looking names up.
+//! [`vet`] judges the addresses of a name just before they are dialled, [`vet_literal`] those that
+//! stand in a URL and that no resolver ever sees. Both use one rule, [`AddressRules::check`]: only
+//! globally reachable unicast addresses, and what the operator opened. An IPv6 address that carries
+//! an IPv4 address (mapped, compatible, translated, NAT64, 6to4, Teredo, ISATAP) is judged by that
+//! one too. [`parse_endpoint_url`] judges the rest of a URL. Not here: looking names up.
 //!
 //! # Invariants
 //! - S1 nothing is sent to an address that this module did not pass. Only a [`Vetted`] has any.
@@ -15,15 +15,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use url::{Host, Url};
 
-use self::ranges::Forms;
+use self::forms::Forms;
 
+mod endpoint_url;
+mod forms;
+mod ports;
 mod ranges;
+
+pub use self::endpoint_url::{MAX_URL_LENGTH, UrlError, parse_endpoint_url, unicode_form};
 
 /// The setting with the ranges that an operator opens.
 pub const ALLOW_SETTING: &str = "POSTRIDER_ALLOW_CIDRS";
-
-/// The longest URL of an endpoint, in bytes: what every server and proxy takes.
-pub const MAX_URL_LENGTH: usize = 2_048;
 
 /// Why an address is not dialled. Names no address: what a private name resolves to is not for a
 /// tenant to learn.
@@ -162,7 +164,8 @@ impl AddressRules {
         }
     }
 
-    /// Opened is an address that lies in a range itself, or each denied one that it carries.
+    /// Opened is an address that lies in a range itself, or one that is denied only for what it
+    /// carries, if all of that is opened.
     /// A metadata address is opened only by a range of one address.
     fn opens(&self, forms: &Forms) -> bool {
         let alone = forms.denied() == Some(DenyReason::Metadata);
@@ -174,7 +177,7 @@ impl AddressRules {
         };
         holds(forms.address())
             || forms
-                .denied_inside()
+                .denied_inside_only()
                 .is_some_and(|mut inside| inside.all(holds))
     }
 }
@@ -242,75 +245,6 @@ pub fn vet_literal(url: &Url, rules: &AddressRules) -> Result<(), DenyReason> {
 fn is_localhost(name: &str) -> bool {
     let name = name.strip_suffix('.').unwrap_or(name);
     name == "localhost" || name.ends_with(".localhost")
-}
-
-/// Why a text cannot be the URL of an endpoint. Never shows the URL: it may be a credential.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum UrlError {
-    /// Not a URL.
-    #[error("is not a valid absolute URL: {0}")]
-    Malformed(url::ParseError),
-    /// Blanks or control characters, which a URL parser would silently drop.
-    #[error("must not contain blanks or control characters; percent-encode them")]
-    Blank,
-    /// Too long.
-    #[error("must not be longer than {MAX_URL_LENGTH} bytes")]
-    TooLong,
-    /// Neither http nor https.
-    #[error("must begin with http:// or https://")]
-    Scheme,
-    /// http, where the operator wants https.
-    #[error("must begin with https:// (POSTRIDER_HTTPS_ONLY is set)")]
-    NotHttps,
-    /// A user name or password.
-    #[error("must not contain a user name or password; use a header instead")]
-    Userinfo,
-    /// A fragment, which is never sent.
-    #[error("must not contain a fragment (#…): it would never be sent")]
-    Fragment,
-    /// Port 0.
-    #[error("must not name port 0")]
-    PortZero,
-    /// No host.
-    #[error("must name a host")]
-    NoHost,
-}
-
-/// The URL of an endpoint, parsed. Store and show what this gives, not what was written: parsers
-/// differ, and only the parsed form has been judged. Judge the host by [`vet_literal`].
-///
-/// # Errors
-/// Why the text cannot be an endpoint's URL, as a phrase that follows "url".
-pub fn parse_endpoint_url(text: &str, https_only: bool) -> Result<Url, UrlError> {
-    if text.len() > MAX_URL_LENGTH {
-        return Err(UrlError::TooLong);
-    }
-    if text.chars().any(|c| c.is_whitespace() || c.is_control()) {
-        return Err(UrlError::Blank);
-    }
-    let url = Url::parse(text).map_err(UrlError::Malformed)?;
-    match url.scheme() {
-        "https" => {}
-        "http" if https_only => return Err(UrlError::NotHttps),
-        "http" => {}
-        _ => return Err(UrlError::Scheme),
-    }
-    if !url.username().is_empty() || url.password().is_some() {
-        return Err(UrlError::Userinfo);
-    }
-    if url.fragment().is_some() {
-        return Err(UrlError::Fragment);
-    }
-    if url.port() == Some(0) {
-        return Err(UrlError::PortZero);
-    }
-    if url.as_str().len() > MAX_URL_LENGTH {
-        return Err(UrlError::TooLong);
-    }
-    match url.host_str() {
-        Some(host) if !host.is_empty() && host != "." => Ok(url),
-        Some(_) | None => Err(UrlError::NoHost),
-    }
 }
 
 #[cfg(test)]
