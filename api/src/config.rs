@@ -128,6 +128,20 @@ impl Config {
         self
     }
 
+    /// The same, with these networks opened instead of this machine.
+    #[must_use]
+    pub fn with_address_rules(mut self, rules: AddressRules) -> Self {
+        self.address_rules = rules;
+        self
+    }
+
+    /// The same, without endpoints at plain `http://`.
+    #[must_use]
+    pub fn with_https_only(mut self) -> Self {
+        self.https_only = true;
+        self
+    }
+
     /// The same, without an admin API.
     #[must_use]
     pub fn without_admin(mut self) -> Self {

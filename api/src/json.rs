@@ -11,7 +11,10 @@ use serde_json::{Map, Value};
 use time::format_description::well_known::Rfc3339;
 use time::{OffsetDateTime, UtcOffset};
 
+use self::unique::Unique;
 use crate::problem::{ApiError, FieldError, Kind};
+
+mod unique;
 
 /// The limit of every body but an event's.
 pub(crate) const MOST_BYTES: usize = 256 << 10;
@@ -110,6 +113,12 @@ pub(crate) fn malformed(error: &serde_json::Error) -> ApiError {
     ApiError::new(Kind::MalformedJson, error.to_string())
 }
 
+/// Any JSON in which no object has a name twice.
+pub(crate) fn value(body: &[u8]) -> Result<Value, ApiError> {
+    let Unique(value) = serde_json::from_slice(body).map_err(|error| malformed(&error))?;
+    Ok(value)
+}
+
 /// The fields of a JSON object, taken one by one; what is wrong is gathered, what is left over is
 /// unknown.
 #[derive(Debug)]
@@ -126,13 +135,16 @@ impl Fields {
         if body.is_empty() {
             return Ok(Self::from_map(Map::new()));
         }
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(values)) => Ok(Self::from_map(values)),
-            Ok(_) => Err(ApiError::fields(vec![FieldError {
+        match value(body)? {
+            Value::Object(values) => Ok(Self::from_map(values)),
+            Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::String(_)
+            | Value::Array(_) => Err(ApiError::fields(vec![FieldError {
                 pointer: String::new(),
                 detail: "the body must be a JSON object".to_owned(),
             }])),
-            Err(error) => Err(malformed(&error)),
         }
     }
 

@@ -35,6 +35,8 @@ pub struct Config {
     pub proxy: Option<Proxy>,
     /// Who looks up endpoints' names; none: whom this machine asks.
     pub dns_servers: Vec<SocketAddr>,
+    /// Whether endpoints with plain `http://` are refused.
+    pub https_only: bool,
     /// How long a lease lasts.
     pub lease_ttl: Duration,
     /// How long requests may go on after SIGTERM.
@@ -82,6 +84,7 @@ impl Config {
             ca_file: settings.get("POSTRIDER_CA_FILE").map(PathBuf::from),
             proxy,
             dns_servers: settings.dns_servers("POSTRIDER_DNS_SERVERS"),
+            https_only: settings.bool("POSTRIDER_HTTPS_ONLY"),
             lease_ttl: settings.duration("POSTRIDER_LEASE_TTL"),
             drain_timeout: settings.duration("POSTRIDER_DRAIN_TIMEOUT"),
             max_in_flight: settings.count("POSTRIDER_MAX_IN_FLIGHT"),

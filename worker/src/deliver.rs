@@ -65,8 +65,9 @@ pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
 
 async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, Timings) {
     let target = &job.endpoint.target;
-    let Some(url) = target.url.clone() else {
-        return internal("the stored URL cannot be parsed");
+    let (url, own) = match target.destination() {
+        Ok(destination) => destination,
+        Err(error) => return (Err(error), Timings::default()),
     };
     // The timestamp is taken when the request starts: receivers refuse old ones.
     let now = wall_time();
@@ -79,7 +80,7 @@ async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, 
         secrets: &target.secrets,
         body: &event.payload,
     };
-    let headers = match headers_for(&stamp, &url, &target.headers) {
+    let headers = match headers_for(&stamp, url, own) {
         Ok(headers) => headers,
         Err(error) => return (Err(error), Timings::default()),
     };
@@ -87,7 +88,7 @@ async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, 
     sender
         .send(OutboundRequest {
             method: Method::POST,
-            url,
+            url: url.clone(),
             headers,
             body: event.payload.clone(),
             timeout,

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use shared::domain::endpoint::{EndpointSettings, EndpointState};
 use shared::ids::{EndpointId, EndpointKey};
+use shared::policy::address::{UrlError, parse_endpoint_url};
+use shared::policy::classify::SendError;
+use shared::policy::headers::HeaderError;
 use shared::policy::signing::Secret;
 use shared::store::endpoint_runtime::Runtime;
 use time::OffsetDateTime;
 
-use crate::sender::ClientIdentity;
+use crate::sender::{ClientIdentity, own_headers};
 
 /// One version of an endpoint. Replaced as a whole when anything about it changes.
 #[derive(Debug)]
@@ -36,15 +39,72 @@ pub struct EndpointConfig {
 
 /// Where an endpoint's requests go and what they carry. Holds credentials: `Debug` shows none.
 pub struct Target {
-    /// The URL, parsed once. `None` if the stored one cannot be used any more.
-    pub url: Option<url::Url>,
-    /// The endpoint's own headers.
-    pub headers: http::HeaderMap,
+    /// The URL, parsed once; or why the stored one may not be used (any more).
+    pub url: Result<url::Url, UrlError>,
+    /// The endpoint's own headers; or why a stored one cannot be sent.
+    pub headers: Result<http::HeaderMap, HeaderError>,
     /// What it shows to a receiver that asks for a certificate.
     pub identity: Option<Arc<ClientIdentity>>,
     /// Live secrets, the current one first.
     pub secrets: Vec<SigningSecret>,
 }
+
+impl Target {
+    /// From what is stored, without an identity, by the rules that the API saves by: what is not legal any more fails
+    /// each attempt once and for all, instead of being repaired or left out.
+    #[must_use]
+    pub fn new(
+        url: &str,
+        headers: &[(String, String)],
+        secrets: Vec<SigningSecret>,
+        https_only: bool,
+    ) -> Self {
+        Self {
+            url: parse_endpoint_url(url, https_only),
+            headers: own_headers(headers),
+            identity: None,
+            secrets,
+        }
+    }
+
+    /// The target of an endpoint that nothing is sent to.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            url: Err(UrlError::NoHost),
+            headers: Ok(http::HeaderMap::new()),
+            identity: None,
+            secrets: Vec::new(),
+        }
+    }
+
+    /// Where to send and with which headers besides ours.
+    ///
+    /// # Errors
+    /// [`SendError::UrlDenied`], or [`SendError::Internal`] for what should never have been stored.
+    pub fn destination(&self) -> Result<(&url::Url, &http::HeaderMap), SendError> {
+        let url = self.url.as_ref().map_err(|error| match error {
+            UrlError::Malformed(_) => SendError::Internal("the stored URL cannot be parsed"),
+            UrlError::Blank
+            | UrlError::TooLong
+            | UrlError::Scheme
+            | UrlError::NotHttps
+            | UrlError::Userinfo
+            | UrlError::Fragment
+            | UrlError::PortZero
+            | UrlError::PortDenied(_)
+            | UrlError::NoHost
+            | UrlError::HostName => SendError::UrlDenied(*error),
+        })?;
+        let headers = self.headers.as_ref().map_err(|_stored| ILLEGAL_HEADER)?;
+        Ok((url, headers))
+    }
+}
+
+/// Says what to do and neither the name nor the value.
+const ILLEGAL_HEADER: SendError = SendError::Internal(
+    "configuration error: a stored header of the endpoint is not legal; set the endpoint's `headers` again",
+);
 
 /// A secret and, after a rotation, the end of its overlap.
 #[derive(Debug)]
@@ -63,3 +123,70 @@ impl std::fmt::Debug for Target {
 
 /// Shared by all deliveries that were loaded under this version.
 pub type SharedConfig = Arc<EndpointConfig>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn destination(url: &str, header: (&str, &str), https_only: bool) -> Result<String, SendError> {
+        let headers = [(header.0.to_owned(), header.1.to_owned())];
+        let target = Target::new(url, &headers, Vec::new(), https_only);
+        target.destination().map(|(url, _)| url.as_str().to_owned())
+    }
+
+    #[test]
+    fn what_was_stored_is_judged_by_the_rules_of_now() {
+        let fine = ("x-a", "1");
+        let denied = |error| Err(SendError::UrlDenied(error));
+        for (url, https_only, expected) in [
+            ("https://a.example/", true, Ok("https://a.example/")),
+            ("http://a.example/", false, Ok("http://a.example/")),
+            ("https://a.example./x", true, Ok("https://a.example/x")),
+            ("http://a.example/", true, denied(UrlError::NotHttps)),
+            (
+                "http://a.example:25/",
+                false,
+                denied(UrlError::PortDenied(25)),
+            ),
+            ("http://a.example:0/", false, denied(UrlError::PortZero)),
+            ("http://u:p@a.example/", false, denied(UrlError::Userinfo)),
+            ("ftp://a.example/", false, denied(UrlError::Scheme)),
+            ("http://a..example/", false, denied(UrlError::HostName)),
+            (
+                "a.example",
+                false,
+                Err(SendError::Internal("the stored URL cannot be parsed")),
+            ),
+        ] {
+            assert_eq!(
+                destination(url, fine, https_only),
+                expected.map(str::to_owned),
+                "{url}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_stored_header_that_is_not_legal_is_our_fault_and_is_not_shown() {
+        for header in [
+            ("webhook-id", "x"),
+            ("x-token", "secret\r\nx: y"),
+            ("a b", "x"),
+            ("x", ""),
+        ] {
+            let error = destination("https://a.example/", header, true).unwrap_err();
+            assert_eq!(error, ILLEGAL_HEADER);
+            assert_eq!(error.kind(), "internal");
+            assert!(!error.to_string().contains("secret"));
+        }
+    }
+
+    #[test]
+    fn the_refusal_of_a_stored_url_names_the_setting() {
+        let error = destination("http://a.example/", ("x", "y"), true).unwrap_err();
+        assert!(
+            error.to_string().contains("POSTRIDER_HTTPS_ONLY"),
+            "{error}"
+        );
+    }
+}

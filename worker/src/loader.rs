@@ -32,7 +32,7 @@ use crate::job::{EventData, LiveRow, Ownership};
 use crate::lines;
 use crate::pulse::Pulse;
 use crate::scheduler::{Found, Input, LoadRequest, LoadedEndpoint};
-use crate::sender::{self, ClientIdentity};
+use crate::sender::ClientIdentity;
 
 const STATEMENT_BUDGET: Duration = Duration::from_secs(8);
 /// While the database is away: doubled from the first to the longest.
@@ -112,6 +112,8 @@ pub struct Loader {
     pub clock: Arc<DatabaseClock>,
     /// To open secrets.
     pub keys: Arc<MasterKeys>,
+    /// Whether endpoints with plain `http://` are refused.
+    pub https_only: bool,
     /// How its questions are answered.
     pub pulse: Arc<Pulse>,
 }
@@ -294,7 +296,7 @@ impl Loader {
         let vanished = asked.iter().map(|key| (*key, Arc::new(vanished(*key))));
         let mut configs: HashMap<_, _> = vanished.collect();
         for endpoint in stored {
-            let config = open(&self.keys, &endpoint).unwrap_or_else(|error| {
+            let config = open(&self.keys, &endpoint, self.https_only).unwrap_or_else(|error| {
                 tracing::error!(endpoint.id = %endpoint.id, %error, "an endpoint cannot be read; its deliveries wait");
                 locked(&endpoint)
             });
@@ -548,7 +550,11 @@ pub(crate) fn live(row: Row, order: Option<OrderKey>) -> LiveRow {
     }
 }
 
-fn open(keys: &MasterKeys, stored: &StoredEndpoint) -> Result<EndpointConfig, String> {
+fn open(
+    keys: &MasterKeys,
+    stored: &StoredEndpoint,
+    https_only: bool,
+) -> Result<EndpointConfig, String> {
     let uuid = stored.id.0;
     let mut secrets = Vec::with_capacity(stored.sealed_secrets.len());
     for (sealed, expires_at) in &stored.sealed_secrets {
@@ -581,10 +587,8 @@ fn open(keys: &MasterKeys, stored: &StoredEndpoint) -> Result<EndpointConfig, St
         runtime: stored.runtime.clone(),
         locked: false,
         target: Target {
-            url: url::Url::parse(&stored.url).ok(),
-            headers: sender::own_headers(&headers),
             identity: identity(keys, stored)?.map(Arc::new),
-            secrets,
+            ..Target::new(&stored.url, &headers, secrets, https_only)
         },
     })
 }
@@ -619,16 +623,7 @@ fn locked(stored: &StoredEndpoint) -> EndpointConfig {
         ordered: stored.ordered,
         runtime: stored.runtime.clone(),
         locked: true,
-        target: no_target(),
-    }
-}
-
-fn no_target() -> Target {
-    Target {
-        url: None,
-        headers: http::HeaderMap::new(),
-        identity: None,
-        secrets: Vec::new(),
+        target: Target::none(),
     }
 }
 
@@ -643,6 +638,6 @@ fn vanished(key: EndpointKey) -> EndpointConfig {
         ordered: false,
         runtime: Runtime::default(),
         locked: false,
-        target: no_target(),
+        target: Target::none(),
     }
 }

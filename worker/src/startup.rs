@@ -273,6 +273,7 @@ impl Parts {
             engine: self.engine.clone(),
             clock: Arc::clone(&self.clock),
             keys: Arc::clone(&config.keys),
+            https_only: config.https_only,
             pulse: Arc::clone(pulse),
         };
         core.spawn(named("loader", loader.run()));

@@ -8,7 +8,8 @@
 use serde_json::{Map, Value, json};
 use shared::domain::endpoint::EndpointState;
 use shared::ids::EndpointId;
-use shared::policy::address::{AddressRules, parse_endpoint_url, vet_literal};
+use shared::policy::address::{AddressRules, parse_endpoint_url, unicode_form, vet_literal};
+use shared::policy::headers::{MAX_HEADERS, Together, check_name, check_value};
 use shared::sealing::MasterKeys;
 use shared::store::endpoints::{Endpoint, EndpointDraft};
 use time::format_description::well_known::Rfc3339;
@@ -27,8 +28,8 @@ use crate::problem::ApiError;
 const HIDDEN: &str = "***";
 const MOST_DESCRIPTION: usize = 1_024;
 const MOST_PATTERNS: usize = 100;
-const MOST_HEADERS: usize = 32;
-const MOST_HEADER_BYTES: usize = 4_096;
+/// As much of a header's name as an error repeats.
+const MOST_NAME_SHOWN: usize = 64;
 const MOST_METADATA_BYTES: usize = 16 << 10;
 
 /// Fields of the contract that come with later versions.
@@ -40,25 +41,6 @@ const NOT_YET: &[&str] = &[
     "signing",
     "redact",
 ];
-
-/// Headers that are ours, the connection's, or dangerous to repeat.
-const RESERVED_HEADERS: &[&str] = &[
-    "connection",
-    "content-length",
-    "content-type",
-    "expect",
-    "host",
-    "keep-alive",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "user-agent",
-    "x-delivery-timestamp",
-];
-const RESERVED_PREFIXES: &[&str] = &["postrider-", "webhook-"];
 
 /// What reading a document needs to know of the process.
 pub(super) struct Rules<'a> {
@@ -141,6 +123,9 @@ pub(super) fn shown(endpoint: &Endpoint, opened: Option<&Opened>) -> Value {
     let mut document = Map::new();
     document.insert("id".to_owned(), json!(EndpointId(endpoint.id)));
     document.append(&mut writable(&endpoint.draft, opened));
+    if let Some(unicode) = url_unicode(&endpoint.draft.url) {
+        document.insert("url_unicode".to_owned(), json!(unicode));
+    }
     document.insert("created_at".to_owned(), instant(endpoint.created_at));
     document.insert("updated_at".to_owned(), instant(endpoint.updated_at));
     Value::Object(document)
@@ -211,6 +196,12 @@ fn url(fields: &mut Fields, rules: &Rules<'_>) -> String {
     parsed.into()
 }
 
+/// The URL as people write it; nothing where that is the same, or where the stored one is of before
+/// today's rules.
+fn url_unicode(stored: &str) -> Option<String> {
+    unicode_form(&parse_endpoint_url(stored, false).ok()?)
+}
+
 fn patterns(fields: &mut Fields) -> Vec<String> {
     let patterns = fields
         .texts("event_types", MOST_PATTERNS)
@@ -233,50 +224,47 @@ fn headers(fields: &mut Fields, current: &Headers) -> Headers {
     let Some(given) = fields.object("headers") else {
         return Vec::new();
     };
-    if given.len() > MOST_HEADERS {
+    if given.len() > MAX_HEADERS {
         fields.wrong(
             "headers",
-            format!("must have at most {MOST_HEADERS} entries"),
+            format!("must have at most {MAX_HEADERS} entries"),
         );
+        return Vec::new();
     }
     let mut headers = Vec::with_capacity(given.len());
+    let mut together = Together::default();
     for (name, value) in given {
-        match header_value(&name, &value, current) {
+        let read = header_value(&name, &value, current).and_then(|value| {
+            together
+                .add(&name, &value)
+                .map_err(|error| error.to_string())?;
+            Ok(value)
+        });
+        match read {
             Ok(value) => headers.push((name, value)),
-            Err(detail) => fields.wrong("headers", format!("`{name}` {detail}")),
+            Err(detail) => {
+                let shown: String = name.chars().take(MOST_NAME_SHOWN).collect();
+                fields.wrong("headers", format!("`{shown}` {detail}"));
+            }
         }
     }
     headers
 }
 
 fn header_value(name: &str, value: &Value, current: &Headers) -> Result<String, String> {
-    let lower = name.to_ascii_lowercase();
-    if actix_web::http::header::HeaderName::from_bytes(name.as_bytes()).is_err() {
-        return Err("is not a legal header name".to_owned());
-    }
-    if RESERVED_HEADERS.contains(&lower.as_str())
-        || RESERVED_PREFIXES
-            .iter()
-            .any(|prefix| lower.starts_with(prefix))
-    {
-        return Err("is set by Postrider or by the connection".to_owned());
-    }
+    check_name(name).map_err(|error| error.to_string())?;
     let Value::String(value) = value else {
         return Err("must have a string as its value".to_owned());
     };
-    if value == HIDDEN {
-        return current
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value.clone())
-            .ok_or_else(|| format!("has no value yet that `{HIDDEN}` could stand for"));
-    }
-    let legal = |byte: u8| byte == b'\t' || (b' '..=b'~').contains(&byte);
-    if value.len() > MOST_HEADER_BYTES || !value.bytes().all(legal) {
-        return Err(format!(
-            "must have at most {MOST_HEADER_BYTES} printable ASCII characters as its value"
-        ));
-    }
+    let value = if value == HIDDEN {
+        let known = current.iter().find(|(known, _)| known == name);
+        let (_, value) =
+            known.ok_or_else(|| format!("has no value yet that `{HIDDEN}` could stand for"))?;
+        value
+    } else {
+        value
+    };
+    check_value(value).map_err(|error| error.to_string())?;
     Ok(value.clone())
 }
 

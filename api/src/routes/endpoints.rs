@@ -218,13 +218,14 @@ async fn update(
 }
 
 fn patch(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
-    match serde_json::from_slice(body) {
-        Ok(Value::Object(patch)) => Ok(patch),
-        Ok(_) => Err(ApiError::new(
-            Kind::InvalidFields,
-            "a merge patch is a JSON object",
-        )),
-        Err(error) => Err(json::malformed(&error)),
+    match json::value(body)? {
+        Value::Object(patch) => Ok(patch),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            Err(ApiError::new(
+                Kind::InvalidFields,
+                "a merge patch is a JSON object",
+            ))
+        }
     }
 }
 

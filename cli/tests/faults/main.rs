@@ -27,6 +27,7 @@ mod pause;
 mod poster;
 mod process;
 mod receiver;
+mod stored;
 mod suspects;
 mod throttled;
 mod world;

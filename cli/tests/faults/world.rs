@@ -78,7 +78,17 @@ impl World {
 
     /// Starts a worker; returns when it has joined.
     pub(crate) async fn worker(&self) -> Worker {
-        let mut process = Process::start("worker", &self.settings);
+        self.worker_with(&[]).await
+    }
+
+    /// The same, with these settings besides.
+    pub(crate) async fn worker_with(&self, more: &[(&'static str, &str)]) -> Worker {
+        let mut settings = self.settings.clone();
+        settings.extend(
+            more.iter()
+                .map(|(name, value)| (*name, (*value).to_owned())),
+        );
+        let mut process = Process::start("worker", &settings);
         let incarnation = process.joined(1).await;
         Worker {
             process,

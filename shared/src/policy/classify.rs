@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::address::DenyReason;
+use super::address::{DenyReason, UrlError};
 use crate::domain::attempt::Outcome;
 use crate::domain::endpoint::EndpointSettings;
 
@@ -146,6 +146,10 @@ pub enum SendError {
     /// The address policy forbids where the request would go. Nothing was sent.
     #[error("{0}")]
     AddressDenied(DenyReason),
+    /// The stored URL is none that an endpoint may have: the rules or the settings became stricter
+    /// since it was saved. Nothing was sent.
+    #[error("the endpoint's url {0}")]
+    UrlDenied(UrlError),
     /// The name has no address, or its servers do not answer.
     #[error("the host name could not be resolved: {0}")]
     Dns(Box<str>),
@@ -196,6 +200,7 @@ impl SendError {
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::AddressDenied(_) => "address_denied",
+            Self::UrlDenied(_) => "url_denied",
             Self::Dns(_) => "dns",
             Self::Connect(_) => "connect",
             Self::Tls(_) => "tls",
@@ -212,7 +217,7 @@ impl SendError {
 
     const fn outcome(&self) -> Outcome {
         match self {
-            Self::AddressDenied(_) => Outcome::Refused,
+            Self::AddressDenied(_) | Self::UrlDenied(_) => Outcome::Refused,
             Self::Dns(_)
             | Self::Connect(_)
             | Self::Tls(_)
@@ -384,6 +389,7 @@ mod tests {
                 SendError::AddressDenied(DenyReason::Private),
                 Outcome::Refused,
             ),
+            (SendError::UrlDenied(UrlError::NotHttps), Outcome::Refused),
             (SendError::Dns("no such host".into()), Outcome::Transient),
             (
                 SendError::Connect(io::ErrorKind::ConnectionRefused),

@@ -8,6 +8,7 @@
 //! - [`bucket`], [`limit`]: how fast and how much at once an endpoint is sent to.
 //! - [`notice`]: what a tenant is told, and how often.
 //! - [`address`]: where requests may go.
+//! - [`headers`]: what a tenant may add to a request.
 //! - [`signing`]: what a receiver checks.
 
 pub mod address;
@@ -16,6 +17,7 @@ pub mod breaker;
 pub mod bucket;
 pub mod classify;
 pub mod decide;
+pub mod headers;
 mod instant;
 pub mod limit;
 pub mod notice;

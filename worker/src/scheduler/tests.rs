@@ -198,12 +198,7 @@ pub(super) fn config(key: EndpointKey, state: EndpointState) -> EndpointConfig {
         ordered: false,
         runtime: Runtime::default(),
         locked: false,
-        target: Target {
-            url: None,
-            headers: http::HeaderMap::new(),
-            identity: None,
-            secrets: Vec::new(),
-        },
+        target: Target::none(),
     }
 }
 

@@ -1,16 +1,21 @@
 //! The headers of a request, in the contract's order (§5): ours first, then the endpoint's own,
-//! which can replace none of ours and none that frame the request.
+//! which can replace none of ours and none that frame the request ([`shared::policy::headers`]).
 //!
 //! # Invariants
-//! - P1 the signature covers the bytes that are sent.
+//! - P1 the signature covers the bytes that are sent, and `content-length` counts them.
+//!
+//! # Why
+//! The same headers in the same order on every attempt: old receivers and firewalls match on it.
+//! `Content-Length` is ours to write, because a client library would put it last, or leave it out
+//! for a body that it does not know the length of; some receivers take no chunks.
 
 use http::HeaderMap;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE, USER_AGENT,
+    ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue, USER_AGENT,
 };
 use shared::ids::{DeliveryId, EventId};
 use shared::policy::classify::SendError;
+use shared::policy::headers::{self as rules, HeaderError};
 use shared::policy::signing::sign_standard;
 use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
@@ -29,13 +34,15 @@ const DELIVERY_TIMESTAMP: HeaderName = HeaderName::from_static("x-delivery-times
 
 const AGENT: HeaderValue =
     HeaderValue::from_static(concat!("Postrider/", env!("CARGO_PKG_VERSION")));
+/// Some firewalls take a request without `Accept` for an attack; an endpoint may say what it likes.
+const ANY: HeaderValue = HeaderValue::from_static("*/*");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// RFC 3339 with milliseconds, UTC.
 const INSTANT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
 
-/// Ours, and what hyper adds: `Accept`, `Content-Length`.
+/// How many are ours.
 const OUR_HEADERS: usize = 12;
 
 /// What tells one attempt from another, and what is signed.
@@ -57,7 +64,8 @@ pub struct Stamp<'a> {
     pub body: &'a [u8],
 }
 
-/// The headers of one attempt. An own header that is reserved is left out; the API refuses it.
+/// The headers of one attempt. `own` are the endpoint's, from [`own_headers`]; whatever they are,
+/// none replaces one of ours.
 ///
 /// # Errors
 /// [`SendError::Internal`] if the URL has no host or a stored text cannot be a header.
@@ -67,7 +75,11 @@ pub fn headers_for(stamp: &Stamp<'_>, url: &Url, own: &HeaderMap) -> Result<Head
     let mut headers = HeaderMap::with_capacity(OUR_HEADERS + own.len());
     headers.insert(HOST, host(url)?);
     headers.insert(CONTENT_TYPE, JSON);
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(stamp.body.len()));
     headers.insert(USER_AGENT, AGENT);
+    if !own.contains_key(ACCEPT) {
+        headers.insert(ACCEPT, ANY);
+    }
     let live = stamp
         .secrets
         .iter()
@@ -86,26 +98,30 @@ pub fn headers_for(stamp: &Stamp<'_>, url: &Url, own: &HeaderMap) -> Result<Head
     headers.insert(ATTEMPT, HeaderValue::from(stamp.attempt));
     headers.insert(DELIVERY_TIMESTAMP, instant(stamp.started_at)?);
     for (name, value) in own {
-        if !is_reserved(name) {
+        if !headers.contains_key(name) {
             headers.append(name, value.clone());
         }
     }
     Ok(headers)
 }
 
-/// An endpoint's own headers, ready to be sent. What cannot be a header is left out: the API took it
-/// from nobody.
-#[must_use]
-pub fn own_headers(stored: &[(String, String)]) -> HeaderMap {
+/// An endpoint's own headers, ready to be sent.
+///
+/// # Errors
+/// Why the first that is not legal is not: the API saves none such, so the row is damaged or older
+/// than today's rules.
+pub fn own_headers(stored: &[(String, String)]) -> Result<HeaderMap, HeaderError> {
+    let pairs = stored
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()));
+    rules::check(pairs).map_err(|(_, error)| error)?;
     let mut own = HeaderMap::with_capacity(stored.len());
     for (name, value) in stored {
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-            own.append(name, value);
-        } else {
-            tracing::warn!("a stored header of an endpoint is not a legal header and is not sent");
-        }
+        let name = HeaderName::try_from(name).map_err(|_illegal| HeaderError::NameIllegal)?;
+        let value = HeaderValue::try_from(value).map_err(|_illegal| HeaderError::Control)?;
+        own.append(name, value);
     }
-    own
+    Ok(own)
 }
 
 /// First of all headers, as RFC 9112 asks; hyper would put it last.
@@ -132,30 +148,6 @@ fn value(text: String) -> Result<HeaderValue, SendError> {
 
 fn not_a_header(_shows_nothing: http::header::InvalidHeaderValue) -> SendError {
     SendError::Internal("a stored text cannot be a header")
-}
-
-/// Ours, and those that frame the request or steer the connection. `Accept-Encoding` would ask for
-/// answers that nobody here decodes.
-fn is_reserved(name: &HeaderName) -> bool {
-    let text = name.as_str();
-    [
-        HOST,
-        CONTENT_LENGTH,
-        CONTENT_TYPE,
-        USER_AGENT,
-        CONNECTION,
-        TRANSFER_ENCODING,
-        TE,
-        TRAILER,
-        UPGRADE,
-        EXPECT,
-        DELIVERY_TIMESTAMP,
-        http::header::ACCEPT_ENCODING,
-    ]
-    .contains(name)
-        || ["keep-alive", "proxy-connection", "http2-settings"].contains(&text)
-        || text.starts_with("webhook-")
-        || text.starts_with("postrider-")
 }
 
 #[cfg(test)]
@@ -211,7 +203,9 @@ mod tests {
         let expected = [
             "host",
             "content-type",
+            "content-length",
             "user-agent",
+            "accept",
             "webhook-id",
             "webhook-timestamp",
             "webhook-signature",
@@ -223,6 +217,7 @@ mod tests {
         ];
         assert_eq!(names, expected);
         assert_eq!(headers["host"], "a.example:8443");
+        assert_eq!(headers["content-length"], "2");
         assert_eq!(headers["postrider-attempt"], "3");
         assert_eq!(headers["x-delivery-timestamp"], "2026-11-29T12:00:00.123Z");
         assert_eq!(headers["webhook-timestamp"], "1795953600");
@@ -269,53 +264,63 @@ mod tests {
         assert_eq!(verdicts, [Ok(()), Ok(()), Err(VerifyError::NoMatch)]);
     }
 
+    /// P1: twice over: what would frame the request or pass for ours is not taken, and what would
+    /// replace one of ours is not sent.
     #[test]
-    fn an_own_header_replaces_none_of_ours_and_frames_nothing() {
-        let stamp = stamp(&[], b"{}");
-        let reserved = [
-            "host",
-            "content-length",
-            "content-type",
-            "user-agent",
-            "connection",
-            "transfer-encoding",
-            "te",
-            "trailer",
-            "upgrade",
-            "expect",
-            "keep-alive",
-            "proxy-connection",
-            "accept-encoding",
-            "webhook-id",
-            "webhook-signature",
-            "webhook-anything",
-            "postrider-attempt",
-            "postrider-anything",
-            "x-delivery-timestamp",
-        ];
-        let own: HeaderMap = reserved
-            .iter()
-            .map(|name| (name.parse().unwrap(), HeaderValue::from_static("evil")))
+    fn p1_an_own_header_replaces_none_of_ours_and_frames_nothing() {
+        let url = url("http://a.example/");
+        let secrets = [secret(1, None)];
+        let ours = headers_for(&stamp(&secrets, b"{}"), &url, &HeaderMap::new()).unwrap();
+        let evil = HeaderValue::from_static("evil");
+
+        // An endpoint may say itself what it accepts.
+        let ours: HeaderMap = ours
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.filter(|it| *it != ACCEPT)?, value)))
             .collect();
-
-        let with = headers_for(&stamp, &url("http://a.example/"), &own).unwrap();
-
-        assert_eq!(
-            with,
-            headers_for(&stamp, &url("http://a.example/"), &HeaderMap::new()).unwrap()
-        );
-        assert!(
-            !with.contains_key("webhook-signature"),
-            "unsigned without a secret"
-        );
+        let names = ours.keys().cloned().chain([
+            HeaderName::from_static("connection"),
+            HeaderName::from_static("transfer-encoding"),
+        ]);
+        for name in names {
+            let stored = [(name.to_string(), "evil".to_owned())];
+            assert!(own_headers(&stored).is_err(), "{name}");
+        }
+        let replacing = ours
+            .keys()
+            .map(|name| (name.clone(), evil.clone()))
+            .collect();
+        let with = headers_for(&stamp(&secrets, b"{}"), &url, &replacing).unwrap();
+        assert_eq!(with.len(), ours.len() + 1);
+        assert!(with.values().all(|value| value != evil));
     }
 
     #[test]
-    fn own_headers_may_repeat() {
-        let mut own = HeaderMap::new();
-        own.append("x-tag", HeaderValue::from_static("a"));
-        own.append("x-tag", HeaderValue::from_static("b"));
-        let headers = headers_for(&stamp(&[], b""), &url("http://a.example/"), &own).unwrap();
-        assert_eq!(headers.get_all("x-tag").iter().count(), 2);
+    fn without_a_secret_a_request_is_not_signed_and_nothing_else_signs_it() {
+        let headers = headers_for(
+            &stamp(&[], b"{}"),
+            &url("http://a.example/"),
+            &HeaderMap::new(),
+        )
+        .unwrap();
+        assert!(!headers.contains_key("webhook-signature"));
+        let stored = [("webhook-signature".to_owned(), "v1,evil".to_owned())];
+        assert_eq!(own_headers(&stored), Err(HeaderError::Ours));
+    }
+
+    #[test]
+    fn own_headers_keep_their_order_and_one_that_is_not_legal_spoils_them_all() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let mut stored = vec![
+            pair("X-B", "1"),
+            pair("X-A", "2"),
+            pair("Authorization", "Bearer 3"),
+        ];
+        let own = own_headers(&stored).unwrap();
+        let names: Vec<&str> = own.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["x-b", "x-a", "authorization"]);
+
+        stored.insert(1, pair("X-C", "a\r\nb: c"));
+        assert_eq!(own_headers(&stored), Err(HeaderError::LineBreak));
     }
 }

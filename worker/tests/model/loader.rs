@@ -349,11 +349,6 @@ fn config(endpoint: &Endpoint, runtime: &Runtime) -> EndpointConfig {
         ordered: is_ordered(endpoint.key),
         runtime: runtime.clone(),
         locked: false,
-        target: Target {
-            url: None,
-            headers: http::HeaderMap::new(),
-            identity: None,
-            secrets: Vec::new(),
-        },
+        target: Target::none(),
     }
 }

@@ -140,12 +140,7 @@ impl Store {
             ordered: false,
             runtime: self.runtime.clone(),
             locked: false,
-            target: Target {
-                url: None,
-                headers: http::HeaderMap::new(),
-                identity: None,
-                secrets: Vec::new(),
-            },
+            target: Target::none(),
         })
     }
 
