@@ -1,6 +1,6 @@
 # Plain `make` lists what there is. Everything that a target needs, it installs (scripts/bootstrap).
 .DEFAULT_GOAL := help
-.PHONY: help run test check load
+.PHONY: help run test check load hostile
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -24,3 +24,8 @@ check: ## All that CI runs: format, lints, layers, dependencies, spelling, then 
 load: ## Measure one scenario, or all of them: make load SCENARIO=fanout-1
 	@scripts/bootstrap run
 	@scripts/load "$(SCENARIO)"
+
+hostile: ## Play receivers that misbehave against the sender; a table of what came of each
+	@scripts/bootstrap run
+	@$(CARGO) build --locked --package postrider-load-tests
+	@$(TARGET)/debug/load-tests hostile

@@ -1,4 +1,4 @@
-//! The command line: `receiver`, `generate`, `run`.
+//! The command line: `receiver`, `generate`, `hostile`, `run`.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use shared::runtime::spawn_driver;
 
 use crate::generator::{Backlog, Generator, Pace, Plan, Report};
+use crate::hostile::{self, HostileArguments};
 use crate::receiver::{Answers, Receiver, Verify};
 use crate::run;
 
@@ -31,6 +32,11 @@ enum Command {
     Receiver(ReceiverArguments),
     /// Posts events; a line of JSON per second on stdout, the last one is the report
     Generate(GenerateArguments),
+    /// Plays receivers that misbehave against the sender; prints a table of what came of each
+    Hostile(HostileArguments),
+    /// The receivers of `hostile`; ends with its stdin
+    #[command(hide = true)]
+    HostileReceiver,
     /// Starts everything, runs a scenario (or `all`), prints a table, writes results/<scenario>.json
     Run(run::RunArguments),
 }
@@ -123,6 +129,8 @@ pub fn execute(arguments: Arguments) -> anyhow::Result<bool> {
     match arguments.command {
         Command::Receiver(arguments) => runtime.block_on(receive(&arguments)),
         Command::Generate(arguments) => runtime.block_on(generate(&arguments)),
+        Command::Hostile(arguments) => runtime.block_on(hostile::command(&arguments)),
+        Command::HostileReceiver => runtime.block_on(hostile::serve()),
         Command::Run(arguments) => runtime.block_on(run::run(&arguments)),
     }
 }

@@ -7,6 +7,7 @@
 pub mod client;
 pub mod commands;
 pub mod generator;
+pub mod hostile;
 pub mod http;
 pub mod ids;
 pub mod latency;

@@ -173,8 +173,9 @@ pub(super) async fn race(
 
 async fn dial(address: IpAddr, port: u16) -> io::Result<(TcpStream, IpAddr)> {
     let stream = TcpStream::connect(SocketAddr::new(address, port)).await?;
-    // A request is written at once; the last part of it must not wait for an acknowledgement.
-    stream.set_nodelay(true)?;
+    // A request is written at once; the last part of it must not wait for an acknowledgement. A
+    // connection that has broken already says so when it is used.
+    let _set = stream.set_nodelay(true);
     Ok((stream, address))
 }
 

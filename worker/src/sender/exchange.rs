@@ -77,8 +77,10 @@ enum Channel {
 
 /// Why there is no answer.
 pub(super) enum Failure {
-    /// The receiver has certainly not acted on the request.
-    NotProcessed,
+    /// The connection ended before it took the request.
+    NotTaken,
+    /// The receiver says that it has not acted on the request.
+    Refused,
     /// Anything else.
     Broken(hyper::Error),
 }
@@ -210,13 +212,13 @@ async fn single(
     request: &mut Option<Request<Body>>,
 ) -> Result<Response<Incoming>, Failure> {
     let Some(whole) = request.take() else {
-        return Err(Failure::NotProcessed);
+        return Err(Failure::NotTaken);
     };
     let sent = requests.try_send_request(whole).await;
     sent.map_err(|mut error| match error.take_message() {
         Some(unsent) => {
             *request = Some(unsent);
-            Failure::NotProcessed
+            Failure::NotTaken
         }
         None => Failure::Broken(error.into_error()),
     })
@@ -228,7 +230,7 @@ async fn shared(
     authority: &Uri,
 ) -> Result<Response<Incoming>, Failure> {
     let Some(original) = request else {
-        return Err(Failure::NotProcessed);
+        return Err(Failure::NotTaken);
     };
     // HTTP/2 has no `Host`: it goes into the URI (RFC 9113 8.3.1).
     let mut whole = original.clone();
@@ -240,9 +242,10 @@ async fn shared(
         std::mem::forget(unanswered);
     }
     sent.map_err(|mut error| {
-        let unsent = error.take_message().is_some();
-        if unsent || explain::was_not_processed(error.error()) {
-            Failure::NotProcessed
+        if error.take_message().is_some() {
+            Failure::NotTaken
+        } else if explain::was_not_processed(error.error()) {
+            Failure::Refused
         } else {
             Failure::Broken(error.into_error())
         }

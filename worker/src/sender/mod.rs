@@ -206,7 +206,9 @@ impl Sender {
             trace.sends_to(connection.address, used);
             match connection.send(&mut message, &authority).await {
                 Ok(head) => return Ok((origin, connection, head)),
-                Err(Failure::NotProcessed) => {}
+                // A new connection that ends at once was not closed for being idle: that is a failure.
+                Err(Failure::NotTaken) if !used => return Err(SendError::Reset),
+                Err(Failure::NotTaken | Failure::Refused) => {}
                 Err(Failure::Broken(error)) => return Err(explain::broken(&error, used)),
             }
         }

@@ -1,0 +1,165 @@
+//! What DNS does wrong, and what follows.
+
+#![expect(clippy::too_many_lines, reason = "a table has as many lines as rows")]
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use shared::policy::address::AddressRules;
+use shared::testing::dns::{DnsServer, Reply};
+use tokio::time::Instant;
+use worker::sender::{ResolverSettings, Sender, SenderSettings};
+
+use super::run::{Row, post, told};
+
+/// Long enough for a look-up to be given up (4 s).
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One way for a name to be wrong.
+struct Named {
+    name: &'static str,
+    host: &'static str,
+    replies: Vec<Reply>,
+    expected: &'static str,
+}
+
+const GOOD: [u8; 4] = [127, 0, 0, 1];
+const DENIED: [u8; 4] = [10, 0, 0, 1];
+
+fn addresses(of: &[[u8; 4]]) -> Reply {
+    Reply::Addresses(of.iter().copied().map(IpAddr::from).collect(), 60)
+}
+
+fn table() -> Vec<Named> {
+    const REFUSED: &str = "address_denied: the endpoint leads to a private address, which is not \
+         permitted; the operator can permit its range in POSTRIDER_ALLOW_CIDRS; refused";
+    const FINE: &str = "200, 2 B, whole; delivered";
+    let named = |name, host, replies, expected| Named {
+        name,
+        host,
+        replies,
+        expected,
+    };
+    vec![
+        named("dns-good", "good.test", vec![addresses(&[GOOD])], FINE),
+        named(
+            "dns-no-such-name",
+            "none.test",
+            vec![Reply::NoSuchName(5)],
+            "dns: the host name could not be resolved: there is no such name; transient",
+        ),
+        named(
+            "dns-no-address",
+            "empty.test",
+            vec![Reply::NoData(5)],
+            "dns: the host name could not be resolved: the name has no address; transient",
+        ),
+        named(
+            "dns-server-failure",
+            "servfail.test",
+            vec![Reply::ServerFailure],
+            "dns: the host name could not be resolved: the DNS server failed to look it up; transient",
+        ),
+        named(
+            "dns-refused",
+            "refused.test",
+            vec![Reply::Refused],
+            "dns: the host name could not be resolved: the DNS server refused to look it up; transient",
+        ),
+        named(
+            "dns-silent",
+            "silent.test",
+            vec![Reply::Silence],
+            "dns: the host name could not be resolved: the DNS server did not answer in time; transient",
+        ),
+        named(
+            "dns-garbage",
+            "garbage.test",
+            vec![Reply::Garbage],
+            "dns: the host name could not be resolved: the DNS server failed to look it up; transient",
+        ),
+        named(
+            "dns-wrong-id",
+            "forged.test",
+            vec![Reply::WrongId(Box::new(addresses(&[GOOD])))],
+            "dns: the host name could not be resolved: the DNS server did not answer in time; transient",
+        ),
+        named(
+            "dns-truncated",
+            "long.test",
+            vec![Reply::Truncated(Box::new(addresses(&[GOOD])))],
+            FINE,
+        ),
+        named(
+            "dns-alias",
+            "alias.test",
+            vec![Reply::Alias("good.test".to_owned(), 60)],
+            FINE,
+        ),
+        named(
+            "dns-private",
+            "private.test",
+            vec![addresses(&[DENIED])],
+            REFUSED,
+        ),
+        named(
+            "dns-alias-to-private",
+            "alias2.test",
+            vec![Reply::Alias("private.test".to_owned(), 60)],
+            REFUSED,
+        ),
+        named(
+            "dns-private-and-good",
+            "mixed.test",
+            vec![addresses(&[DENIED, GOOD])],
+            FINE,
+        ),
+        named(
+            "dns-wildcard-to-private",
+            "10.0.0.1.rebind.test",
+            vec![],
+            REFUSED,
+        ),
+        named(
+            "dns-label-too-long",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.test",
+            vec![],
+            "dns: the host name could not be resolved: it is not a name that DNS can hold; transient",
+        ),
+    ]
+}
+
+/// Sends to each name; a receiver that answers listens at this port of 127.0.0.1.
+pub(super) async fn rows(port: u16) -> anyhow::Result<Vec<Row>> {
+    let dns = DnsServer::start().await;
+    dns.lead_where_names_say("rebind.test");
+    let sender = Sender::new(SenderSettings {
+        rules: AddressRules::parse("127.0.0.0/8").map_err(anyhow::Error::msg)?,
+        resolver: ResolverSettings {
+            servers: vec![dns.addr()],
+            ..ResolverSettings::default()
+        },
+        ..SenderSettings::default()
+    })?;
+    let table = table();
+    for named in &table {
+        if !named.replies.is_empty() {
+            dns.answer_in_turn(named.host, named.replies.clone());
+        }
+    }
+    let sending = table.into_iter().map(|named| {
+        let sender = &sender;
+        async move {
+            let started = Instant::now();
+            let url = format!("http://{}:{port}/hooks", named.host);
+            let (result, _) = sender.send(post(&url, 2, TIMEOUT)).await;
+            Row {
+                name: named.name,
+                expected: named.expected.to_owned(),
+                got: told(&result),
+                took: started.elapsed(),
+            }
+        }
+    });
+    Ok(futures_util::future::join_all(sending).await)
+}
