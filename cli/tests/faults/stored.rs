@@ -51,7 +51,7 @@ fn cases(http: &str) -> [Case; 7] {
     [
         (
             "plain",
-            http.clone(),
+            http.to_owned(),
             None,
             "refused",
             "POSTRIDER_HTTPS_ONLY",
