@@ -5,6 +5,8 @@
 pub(crate) struct Endpoint {
     /// `ep_…`
     pub(crate) id: String,
+    /// `whsec_…`
+    pub(crate) secret: String,
     /// The key inside the database.
     pub(crate) key: i64,
     /// Its share.

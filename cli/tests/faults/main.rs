@@ -27,6 +27,7 @@ mod pause;
 mod poster;
 mod process;
 mod receiver;
+mod sender;
 mod stored;
 mod suspects;
 mod throttled;

@@ -64,7 +64,7 @@ impl Process {
                 .lock()
                 .unwrap()
                 .iter()
-                .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+                .filter_map(|line| read(line))
                 .filter(|line| line["message"] == message)
                 .nth(count - 1);
             if found.is_none()
@@ -75,6 +75,11 @@ impl Process {
             std::future::ready(found)
         })
         .await
+    }
+
+    /// All that it wrote so far.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().join("\n")
     }
 
     pub(crate) fn id(&self) -> i32 {
@@ -97,6 +102,28 @@ impl Process {
             .unwrap_or_else(|_| panic!("{} does not end", self.name))
             .unwrap()
     }
+}
+
+/// A line of the log in either format: its message and its fields.
+fn read(line: &str) -> Option<Value> {
+    serde_json::from_str(line).ok().or_else(|| read_text(line))
+}
+
+/// `<instant> LEVEL the message name=value name=value`: what our own words look like as text.
+fn read_text(line: &str) -> Option<Value> {
+    let (_, after) = line.split_once("Z ")?;
+    let (_level, rest) = after.trim_start().split_once(' ')?;
+    let mut words = rest.split(' ').peekable();
+    let mut message = Vec::new();
+    while let Some(word) = words.next_if(|word| !word.contains('=')) {
+        message.push(word);
+    }
+    let mut document = serde_json::Map::new();
+    document.insert("message".to_owned(), message.join(" ").into());
+    for (name, value) in words.filter_map(|word| word.split_once('=')) {
+        document.insert(name.to_owned(), value.into());
+    }
+    Some(document.into())
 }
 
 impl Drop for Process {

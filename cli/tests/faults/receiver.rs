@@ -22,39 +22,51 @@ pub(crate) struct Answer {
     status: u16,
     after: Option<Duration>,
     header: Cow<'static, str>,
+    body: Arc<[u8]>,
 }
 
 impl Answer {
     /// At once.
-    pub(crate) const fn now(status: u16) -> Self {
+    pub(crate) fn now(status: u16) -> Self {
         Self {
             status,
             after: Some(Duration::ZERO),
             header: Cow::Borrowed(""),
+            body: Arc::default(),
         }
     }
 
     /// 200, so long after the request.
-    pub(crate) const fn late(after: Duration) -> Self {
+    pub(crate) fn late(after: Duration) -> Self {
         Self {
             status: 200,
             after: Some(after),
             header: Cow::Borrowed(""),
+            body: Arc::default(),
         }
     }
 
     /// Never, while the connection stands.
-    pub(crate) const fn never() -> Self {
+    pub(crate) fn never() -> Self {
         Self {
             status: 200,
             after: None,
             header: Cow::Borrowed(""),
+            body: Arc::default(),
         }
     }
 
     /// With another status.
     pub(crate) fn status(self, status: u16) -> Self {
         Self { status, ..self }
+    }
+
+    /// With these bytes behind its head.
+    pub(crate) fn body(self, body: impl Into<Arc<[u8]>>) -> Self {
+        Self {
+            body: body.into(),
+            ..self
+        }
     }
 
     /// With a header line of its own (`name: value`).
@@ -89,11 +101,19 @@ pub(crate) struct Raw(Arc<[u8]>);
 impl Raw {
     /// The value of its first header of this name.
     pub(crate) fn header(&self, name: &str) -> Option<String> {
-        let text = String::from_utf8_lossy(&self.0);
-        let (head, _) = text.split_once("\r\n\r\n")?;
-        let mut headers = head.lines().filter_map(|line| line.split_once(": "));
+        let mut headers = self.headers().into_iter();
         let (_, value) = headers.find(|(found, _)| found.eq_ignore_ascii_case(name))?;
-        Some(value.to_owned())
+        Some(value)
+    }
+
+    /// All of its headers, in their order.
+    pub(crate) fn headers(&self) -> Vec<(String, String)> {
+        let text = String::from_utf8_lossy(&self.0);
+        let (head, _) = text.split_once("\r\n\r\n").unwrap();
+        let headers = head.lines().filter_map(|line| line.split_once(": "));
+        headers
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect()
     }
 
     /// What follows the head.
@@ -260,6 +280,12 @@ impl Receiver {
         arrivals
     }
 
+    /// How many requests of one path arrived so far.
+    pub(crate) fn count_at(&self, path: &str) -> usize {
+        let books = self.books();
+        books.arrivals.iter().filter(|it| it.path == path).count()
+    }
+
     /// How many requests are not answered yet, of those that `which` picks.
     pub(crate) fn open(&self, which: impl Fn(&Arrival) -> bool) -> usize {
         let books = self.books();
@@ -325,11 +351,13 @@ async fn serve(mut stream: TcpStream, books: &Mutex<Books>) {
             &format!("{}\r\n", answer.header)
         };
         let head = format!(
-            "HTTP/1.1 {} -\r\n{header}content-length: 0\r\n\r\n",
-            answer.status
+            "HTTP/1.1 {} -\r\n{header}content-length: {}\r\n\r\n",
+            answer.status,
+            answer.body.len()
         );
+        let whole = [head.as_bytes(), &answer.body].concat();
         books.lock().unwrap().arrivals[place].answered = Some(boot_time());
-        if stream.write_all(head.as_bytes()).await.is_err() {
+        if stream.write_all(&whole).await.is_err() {
             return;
         }
     }

@@ -114,7 +114,9 @@ async fn an_endpoint_that_is_not_legal_any_more_fails_once_and_says_why() {
         deliveries.push((name, world.publish(&endpoint).await, class, says));
     }
 
-    let _worker = world.worker_with(&[("POSTRIDER_HTTPS_ONLY", "true")]).await;
+    let _worker = world
+        .worker_with(&[("POSTRIDER_HTTPS_ONLY", "true".to_owned())])
+        .await;
 
     for (name, delivery, class, says) in deliveries {
         let delivery = dead(&world, delivery).await;

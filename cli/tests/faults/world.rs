@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use load_tests::client;
+use load_tests::client::{self, Connection};
 use serde_json::{Value, json};
 use shared::ids::{DeliveryId, EndpointId};
 use shared::store::{Database, Role, Session};
@@ -27,17 +27,20 @@ pub(crate) const LEASE: Duration = Duration::from_secs(8);
 pub(crate) const TAKE_OVER: Duration = Duration::from_secs(25);
 /// How many tests run at the same time, each with several processes: more would measure the machine.
 static TURNS: Semaphore = Semaphore::const_new(3);
-const ADMIN_TOKEN: &str = "admin-token-of-these-tests";
-const SCOPES: [&str; 4] = ["events:write", "endpoints:write", "read", "replay"];
+pub(crate) const ADMIN_TOKEN: &str = "admin-token-of-these-tests";
+pub(crate) const SCOPES: [&str; 4] = ["events:write", "endpoints:write", "read", "replay"];
+
+/// A variable of a process's environment; of two for one name the later counts.
+pub(crate) type Setting = (&'static str, String);
 
 /// See the module.
 pub(crate) struct World {
     pub(crate) receiver: Receiver,
-    api: SocketAddr,
-    key: String,
+    pub(crate) api: SocketAddr,
+    pub(crate) key: String,
     database: Database,
-    settings: Vec<(&'static str, String)>,
-    _processes: Process,
+    settings: Vec<Setting>,
+    pub(crate) api_process: Process,
     _turn: SemaphorePermit<'static>,
 }
 
@@ -50,17 +53,29 @@ pub(crate) struct Worker {
 
 impl World {
     pub(crate) async fn start(url: &str, database: Database) -> Self {
+        Self::start_with(url, database, &[], &[]).await
+    }
+
+    /// The same with more settings, of all processes and of the API alone.
+    pub(crate) async fn start_with(
+        url: &str,
+        database: Database,
+        all: &[Setting],
+        api: &[Setting],
+    ) -> Self {
         let turn = TURNS.acquire().await.unwrap();
-        let settings = vec![
+        let mut settings = vec![
             ("DATABASE_URL", url.to_owned()),
             ("POSTRIDER_MASTER_KEY", STANDARD.encode([7; 32])),
             ("POSTRIDER_ALLOW_CIDRS", "127.0.0.0/8".to_owned()),
             ("POSTRIDER_METRICS_ADDR", "127.0.0.1:0".to_owned()),
             ("POSTRIDER_LEASE_TTL", format!("{}s", LEASE.as_secs())),
         ];
+        settings.extend_from_slice(all);
         let mut for_api = settings.clone();
         for_api.push(("POSTRIDER_API_ADDR", "127.0.0.1:0".to_owned()));
         for_api.push(("POSTRIDER_ADMIN_TOKEN", ADMIN_TOKEN.to_owned()));
+        for_api.extend_from_slice(api);
         let mut process = Process::start("api", &for_api);
         let listens = process.logs("the API listens", 1).await;
         let api = listens["addr"].as_str().unwrap().parse().unwrap();
@@ -71,7 +86,7 @@ impl World {
             key,
             database,
             settings,
-            _processes: process,
+            api_process: process,
             _turn: turn,
         }
     }
@@ -81,13 +96,9 @@ impl World {
         self.worker_with(&[]).await
     }
 
-    /// The same, with these settings besides.
-    pub(crate) async fn worker_with(&self, more: &[(&'static str, &str)]) -> Worker {
-        let mut settings = self.settings.clone();
-        settings.extend(
-            more.iter()
-                .map(|(name, value)| (*name, (*value).to_owned())),
-        );
+    /// The same with more settings.
+    pub(crate) async fn worker_with(&self, more: &[Setting]) -> Worker {
+        let settings = [self.settings.as_slice(), more].concat();
         let mut process = Process::start("worker", &settings);
         let incarnation = process.joined(1).await;
         Worker {
@@ -134,14 +145,32 @@ impl World {
         }
     }
 
-    /// Makes an endpoint with these settings, for events of the type `name`, at the path `/name`.
+    /// Asks the API as whoever has this key; status and body of the answer, whatever it is.
+    pub(crate) async fn ask_as(
+        &self,
+        key: Option<&str>,
+        (method, path): (&str, &str),
+        body: &[u8],
+    ) -> (u16, String) {
+        let mut connection = Connection::open(self.api).await.unwrap();
+        let request = client::request(method, path, key, body);
+        let reply = connection.exchange(&request).await.unwrap();
+        let text = String::from_utf8_lossy(reply.body).into_owned();
+        (reply.status, text)
+    }
+
+    /// Makes an endpoint with these settings, for events of the type `name`, at the path `/name` of the
+    /// receiver, or at the URL that they have.
     pub(crate) async fn endpoint(&self, name: &str, settings: Value) -> Endpoint {
         let path = format!("/{name}");
         let mut document = settings;
-        document["url"] = json!(self.receiver.url(&path));
+        if document["url"].is_null() {
+            document["url"] = json!(self.receiver.url(&path));
+        }
         document["event_types"] = json!([name]);
         let made = self.ask("POST", "/v1/endpoints", &document).await;
-        let id = made["id"].as_str().unwrap().to_owned();
+        let text = |field: &str| made[field].as_str().unwrap().to_owned();
+        let (id, secret) = (text("id"), text("secret"));
         let public: EndpointId = id.parse().unwrap();
         let find = "SELECT id, slot FROM endpoints WHERE public_id = $1";
         let row = self
@@ -152,6 +181,7 @@ impl World {
             .unwrap();
         Endpoint {
             id,
+            secret,
             key: row.get(0),
             slot: row.get(1),
             path,

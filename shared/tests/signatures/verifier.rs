@@ -107,7 +107,5 @@ fn repository() -> &'static Path {
 }
 
 fn script(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/signatures")
-        .join(name)
+    repository().join("shared/tests/signatures").join(name)
 }
