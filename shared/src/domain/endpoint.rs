@@ -197,6 +197,25 @@ impl EndpointSettings {
         Duration::from_millis(u64::from(self.timeout_ms))
     }
 
+    /// Whether requests are signed with the secret.
+    #[must_use]
+    pub const fn signs_with_secret(&self) -> bool {
+        match self.signature {
+            SignatureStyle::Standard => self.signing.has_v1(),
+            SignatureStyle::Stripe => true,
+            SignatureStyle::None => false,
+        }
+    }
+
+    /// Whether requests are signed with the key pair.
+    #[must_use]
+    pub const fn signs_with_key_pair(&self) -> bool {
+        match self.signature {
+            SignatureStyle::Standard => self.signing.has_v1a(),
+            SignatureStyle::Stripe | SignatureStyle::None => false,
+        }
+    }
+
     /// How long a delivery may live.
     #[must_use]
     pub fn max_age(&self) -> Duration {
