@@ -105,7 +105,7 @@ pub fn secret_context(endpoint: Uuid) -> String {
 /// What the seed of a key pair is sealed for: not the same, so that neither is ever used as the other.
 #[must_use]
 pub fn pair_context(endpoint: Uuid) -> String {
-    format!("key-pair:{endpoint}")
+    format!("key_pair:{endpoint}")
 }
 
 /// What came of a rotation.

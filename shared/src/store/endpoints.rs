@@ -68,7 +68,7 @@ RETURNING id, public_id, slot, version, state, url, description, event_types, ch
 /// For what is kept beside the row: its secrets.
 const RAISE: &str = "
 UPDATE endpoints SET version = version + 1, updated_at = now() WHERE id = $1
-RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered";
+RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered, sealed_client_certificate";
 
 /// Which URL an endpoint has from this version on: attempts name the version.
 const KEEP_URL: &str = "INSERT INTO endpoint_urls (endpoint_id, version, url) VALUES ($1, $2, $3)";
