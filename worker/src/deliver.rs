@@ -77,7 +77,7 @@ async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, 
         delivery_id: DeliveryId(job.row.id),
         attempt: job.row.attempts_made.saturating_add(1),
         started_at: now,
-        secrets: &target.secrets,
+        keys: &target.keys,
         body: &event.payload,
     };
     let headers = match headers_for(&stamp, url, own) {

@@ -7,9 +7,9 @@ use shared::ids::{EndpointId, EndpointKey};
 use shared::policy::address::{UrlError, parse_endpoint_url};
 use shared::policy::classify::SendError;
 use shared::policy::headers::HeaderError;
-use shared::policy::signing::Secret;
 use shared::store::endpoint_runtime::Runtime;
-use time::OffsetDateTime;
+
+use crate::signing_keys::SigningKeys;
 
 use crate::sender::{ClientIdentity, own_headers};
 
@@ -45,8 +45,8 @@ pub struct Target {
     pub headers: Result<http::HeaderMap, HeaderError>,
     /// What it shows to a receiver that asks for a certificate.
     pub identity: Option<Arc<ClientIdentity>>,
-    /// Live secrets, the current one first.
-    pub secrets: Vec<SigningSecret>,
+    /// What its requests are signed with.
+    pub keys: SigningKeys,
 }
 
 impl Target {
@@ -56,14 +56,14 @@ impl Target {
     pub fn new(
         url: &str,
         headers: &[(String, String)],
-        secrets: Vec<SigningSecret>,
+        keys: SigningKeys,
         https_only: bool,
     ) -> Self {
         Self {
             url: parse_endpoint_url(url, https_only),
             headers: own_headers(headers),
             identity: None,
-            secrets,
+            keys,
         }
     }
 
@@ -74,7 +74,7 @@ impl Target {
             url: Err(UrlError::NoHost),
             headers: Ok(http::HeaderMap::new()),
             identity: None,
-            secrets: Vec::new(),
+            keys: SigningKeys::default(),
         }
     }
 
@@ -106,15 +106,6 @@ const ILLEGAL_HEADER: SendError = SendError::Internal(
     "configuration error: a stored header of the endpoint is not legal; set the endpoint's `headers` again",
 );
 
-/// A secret and, after a rotation, the end of its overlap.
-#[derive(Debug)]
-pub struct SigningSecret {
-    /// Redacted in `Debug`.
-    pub secret: Secret,
-    /// Not used from this instant on.
-    pub expires_at: Option<OffsetDateTime>,
-}
-
 impl std::fmt::Debug for Target {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Target").finish_non_exhaustive()
@@ -130,7 +121,7 @@ mod tests {
 
     fn destination(url: &str, header: (&str, &str), https_only: bool) -> Result<String, SendError> {
         let headers = [(header.0.to_owned(), header.1.to_owned())];
-        let target = Target::new(url, &headers, Vec::new(), https_only);
+        let target = Target::new(url, &headers, SigningKeys::default(), https_only);
         target.destination().map(|(url, _)| url.as_str().to_owned())
     }
 

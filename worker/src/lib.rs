@@ -25,6 +25,7 @@ pub mod pulse;
 pub mod recorder;
 pub mod scheduler;
 pub mod sender;
+pub mod signing_keys;
 pub mod startup;
 pub mod suspects;
 pub mod tenure;

@@ -14,7 +14,6 @@ use shared::domain::attempt::Outcome;
 use shared::domain::endpoint::{EndpointSettings, EndpointState};
 use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Epoch, Slot, lower_bound, new_v7};
-use shared::policy::signing::Secret;
 use shared::runtime::clock::{DatabaseClock, boot_time};
 use shared::runtime::jitter;
 use shared::sealing::MasterKeys;
@@ -27,12 +26,13 @@ use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use crate::endpoint_config::{EndpointConfig, SharedConfig, SigningSecret, Target};
+use crate::endpoint_config::{EndpointConfig, SharedConfig, Target};
 use crate::job::{EventData, LiveRow, Ownership};
 use crate::lines;
 use crate::pulse::Pulse;
 use crate::scheduler::{Found, Input, LoadRequest, LoadedEndpoint};
 use crate::sender::ClientIdentity;
+use crate::signing_keys::SigningKeys;
 
 const STATEMENT_BUDGET: Duration = Duration::from_secs(8);
 /// While the database is away: doubled from the first to the longest.
@@ -556,17 +556,8 @@ fn open(
     https_only: bool,
 ) -> Result<EndpointConfig, String> {
     let uuid = stored.id.0;
-    let mut secrets = Vec::with_capacity(stored.sealed_secrets.len());
-    for (sealed, expires_at) in &stored.sealed_secrets {
-        let key = keys
-            .open(sealed, &format!("secret:{uuid}"))
-            .map_err(|error| error.to_string())?;
-        let secret = Secret::from_bytes(&key).map_err(|error| error.to_string())?;
-        secrets.push(SigningSecret {
-            secret,
-            expires_at: *expires_at,
-        });
-    }
+    let settings = stored.settings.clone()?;
+    let signing = SigningKeys::open(keys, stored, &settings)?;
     let headers = match &stored.sealed_headers {
         None => Vec::new(),
         Some(sealed) => {
@@ -582,13 +573,13 @@ fn open(
         id: stored.id,
         version: stored.version,
         state: stored.state,
-        settings: stored.settings.clone()?,
+        settings,
         ordered: stored.ordered,
         runtime: stored.runtime.clone(),
         locked: false,
         target: Target {
             identity: identity(keys, stored)?.map(Arc::new),
-            ..Target::new(&stored.url, &headers, secrets, https_only)
+            ..Target::new(&stored.url, &headers, signing, https_only)
         },
     })
 }

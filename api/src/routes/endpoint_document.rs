@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 mod opened;
 mod settings;
+mod signature;
 
 use self::opened::Headers;
 pub(super) use self::opened::{Opened, open};
@@ -33,14 +34,7 @@ const MOST_NAME_SHOWN: usize = 64;
 const MOST_METADATA_BYTES: usize = 16 << 10;
 
 /// Fields of the contract that come with later versions.
-const NOT_YET: &[&str] = &[
-    "kind",
-    "method",
-    "template",
-    "signature",
-    "signing",
-    "redact",
-];
+const NOT_YET: &[&str] = &["kind", "method", "template", "redact"];
 
 /// What reading a document needs to know of the process.
 pub(super) struct Rules<'a> {
@@ -119,13 +113,14 @@ pub(super) fn merged(current: &Endpoint, opened: &Opened, patch: Map<String, Val
 }
 
 /// The endpoint as clients see it.
-pub(super) fn shown(endpoint: &Endpoint, opened: Option<&Opened>) -> Value {
+pub(super) fn shown(endpoint: &Endpoint, opened: Option<&Opened>, public_keys: &[String]) -> Value {
     let mut document = Map::new();
     document.insert("id".to_owned(), json!(EndpointId(endpoint.id)));
     document.append(&mut writable(&endpoint.draft, opened));
     if let Some(unicode) = url_unicode(&endpoint.draft.url) {
         document.insert("url_unicode".to_owned(), json!(unicode));
     }
+    document.insert("public_keys".to_owned(), json!(public_keys));
     document.insert("created_at".to_owned(), instant(endpoint.created_at));
     document.insert("updated_at".to_owned(), instant(endpoint.updated_at));
     Value::Object(document)

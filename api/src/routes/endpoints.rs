@@ -8,14 +8,16 @@ use actix_web::{HttpRequest, HttpResponse};
 use serde_json::{Map, Value, json};
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointId, SLOT_COUNT, Slot, TenantKey, new_v7};
-use shared::policy::signing::Secret;
 use shared::runtime::jitter;
 use shared::store::endpoints::{self as store, Endpoint, EndpointDraft};
 use shared::store::notify;
+use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
 use super::endpoint_document::{self as document, Rules};
-use super::{App, State, json as reply, path_id, refuse_idempotency_key};
+use super::{
+    App, State, endpoint_secrets as secrets, json as reply, path_id, refuse_idempotency_key,
+};
 use crate::auth::Scope;
 use crate::json::{self, Fields};
 use crate::paging::Query;
@@ -56,12 +58,23 @@ fn rules(state: &State) -> Rules<'_> {
     }
 }
 
-fn shown(state: &State, endpoint: &Endpoint) -> Value {
+fn shown(state: &State, endpoint: &Endpoint, public_keys: &[String]) -> Value {
     let opened = document::open(endpoint, &state.config.master_keys);
-    document::shown(endpoint, opened.as_ref())
+    document::shown(endpoint, opened.as_ref(), public_keys)
 }
 
-/// `POST /v1/endpoints`: the only reply that holds the secret.
+/// [`shown`], with the public keys read.
+async fn read_and_shown(
+    state: &State,
+    client: &impl GenericClient,
+    endpoint: &Endpoint,
+) -> Result<Value, ApiError> {
+    let mut keys = secrets::public_keys(client, std::slice::from_ref(endpoint)).await?;
+    let keys = keys.remove(&endpoint.key).unwrap_or_default();
+    Ok(shown(state, endpoint, &keys))
+}
+
+/// `POST /v1/endpoints`: its reply holds the secret.
 pub(super) async fn create(
     app: App,
     request: HttpRequest,
@@ -77,11 +90,7 @@ pub(super) async fn create(
     let id = new_v7(app.clock.now());
     let nothing = (&document::Opened::default(), None);
     let draft = document::read(Fields::parse(&body)?, id, nothing, &rules(&app))?;
-    let secret = Secret::generate(jitter::bytes());
-    let sealed = app
-        .config
-        .master_keys
-        .seal(secret.as_bytes(), &format!("secret:{id}"));
+    let (secret, sealed) = secrets::new_secret(&app, id);
 
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
@@ -97,9 +106,10 @@ pub(super) async fn create(
         let detail = format!("a tenant has at most {} endpoints", store::MAX_ENDPOINTS);
         return Err(ApiError::new(Kind::LimitReached, detail));
     };
+    secrets::ensure_pair(&app, &transaction, &endpoint).await?;
     transaction.commit().await?;
 
-    let mut document = shown(&app, &endpoint);
+    let mut document = read_and_shown(&app, &**client, &endpoint).await?;
     if let Some(map) = document.as_object_mut() {
         map.insert("secret".to_owned(), json!(secret.reveal()));
     }
@@ -112,8 +122,13 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
     let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
     let client = app.client().await?;
     let rows = store::list(&**client, tenant, page.before, page.fetch()).await?;
+    let keys = secrets::public_keys(&**client, &rows).await?;
     drop(client);
-    let list = page.reply(rows, |row| row.id, |row| shown(&app, &row));
+    let show = |row: Endpoint| {
+        let keys = keys.get(&row.key).map_or(&[][..], Vec::as_slice);
+        shown(&app, &row, keys)
+    };
+    let list = page.reply(rows, |row| row.id, show);
     reply(StatusCode::OK, &list)
 }
 
@@ -124,7 +139,8 @@ pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
     let client = app.client().await?;
     let found = store::find(&**client, tenant, id.0).await?;
     let endpoint = found.ok_or_else(missing)?;
-    reply(StatusCode::OK, &shown(&app, &endpoint))
+    let document = read_and_shown(&app, &**client, &endpoint).await?;
+    reply(StatusCode::OK, &document)
 }
 
 /// `PATCH /v1/endpoints/{id}`: JSON merge patch; `null` resets to the default.
@@ -141,7 +157,7 @@ pub(super) async fn change(
     let id: EndpointId = path_id(&request, "id")?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let patch = patch(&body)?;
-    let endpoint = update(&app, tenant, id.0, |current| {
+    let document = update(&app, tenant, id.0, |current| {
         let opened = document::open(current, &app.config.master_keys).ok_or_else(|| {
             ApiError::new(
                 Kind::Internal,
@@ -152,7 +168,7 @@ pub(super) async fn change(
         document::read(fields, current.id, (&opened, Some(current)), &rules(&app))
     })
     .await?;
-    reply(StatusCode::OK, &shown(&app, &endpoint))
+    reply(StatusCode::OK, &document)
 }
 
 /// `DELETE /v1/endpoints/{id}`: no attempt starts later than two seconds after the reply.
@@ -163,21 +179,21 @@ pub(super) async fn delete(app: App, request: HttpRequest) -> Result<HttpRespons
 
 /// `POST /v1/endpoints/{id}/enable`: sends nothing by itself; what comes then starts with a probe.
 pub(super) async fn enable(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let endpoint = set_state(&app, &request, EndpointState::Enabled).await?;
-    reply(StatusCode::OK, &shown(&app, &endpoint))
+    let document = set_state(&app, &request, EndpointState::Enabled).await?;
+    reply(StatusCode::OK, &document)
 }
 
 /// `POST /v1/endpoints/{id}/disable`: what is pending becomes `skipped`.
 pub(super) async fn disable(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let endpoint = set_state(&app, &request, EndpointState::Disabled).await?;
-    reply(StatusCode::OK, &shown(&app, &endpoint))
+    let document = set_state(&app, &request, EndpointState::Disabled).await?;
+    reply(StatusCode::OK, &document)
 }
 
 async fn set_state(
     app: &App,
     request: &HttpRequest,
     state: EndpointState,
-) -> Result<Endpoint, ApiError> {
+) -> Result<Value, ApiError> {
     let tenant = app
         .auth
         .tenant(request, Scope::EndpointsWrite)
@@ -194,13 +210,13 @@ async fn set_state(
     .await
 }
 
-/// Changes an endpoint in one transaction; to what it is already changes nothing at all.
+/// Changes an endpoint in one transaction, and shows it; to what it is already changes nothing at all.
 async fn update(
     app: &App,
     tenant: TenantKey,
     id: Uuid,
     change: impl FnOnce(&Endpoint) -> Result<EndpointDraft, ApiError>,
-) -> Result<Endpoint, ApiError> {
+) -> Result<Value, ApiError> {
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
     let current = store::find_for_update(&transaction, tenant, id)
@@ -209,12 +225,13 @@ async fn update(
     let draft = change(&current)?;
     if draft == current.draft {
         transaction.rollback().await?;
-        return Ok(current);
+        return read_and_shown(app, &**client, &current).await;
     }
     let endpoint = store::update(&transaction, tenant, &current, &draft).await?;
+    secrets::ensure_pair(app, &transaction, &endpoint).await?;
     transaction.commit().await?;
     notify::commands(&**client).await;
-    Ok(endpoint)
+    read_and_shown(app, &**client, &endpoint).await
 }
 
 fn patch(body: &[u8]) -> Result<Map<String, Value>, ApiError> {

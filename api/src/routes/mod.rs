@@ -4,6 +4,7 @@ mod admin;
 mod deliveries;
 mod endpoint_document;
 mod endpoint_health;
+mod endpoint_secrets;
 mod endpoints;
 mod event_body;
 mod events;
@@ -76,6 +77,15 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
     .service(path("/v1/endpoints/{id}/health", "GET").route(web::get().to(endpoint_health::show)))
     .service(path("/v1/endpoints/{id}/enable", "POST").route(web::post().to(endpoints::enable)))
     .service(path("/v1/endpoints/{id}/disable", "POST").route(web::post().to(endpoints::disable)))
+    .service(
+        path("/v1/endpoints/{id}/secret/rotate", "POST")
+            .route(web::post().to(endpoint_secrets::rotate)),
+    )
+    .service(
+        path("/v1/endpoints/{id}/secret/revoke", "POST")
+            .route(web::post().to(endpoint_secrets::revoke)),
+    )
+    .service(path("/.well-known/jwks.json", "GET").route(web::get().to(endpoint_secrets::key_set)))
     .service(
         path("/v1/tenants", "GET, POST")
             .route(web::get().to(admin::own_tenants))

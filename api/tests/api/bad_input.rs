@@ -203,8 +203,6 @@ async fn what_a_later_version_does_is_refused_by_name_and_never_ignored() {
         ("kind", json!("postback")),
         ("method", json!("GET")),
         ("template", json!("x")),
-        ("signature", json!("stripe")),
-        ("signing", json!(["v1a"])),
         ("redact", json!(["a"])),
     ] {
         let mut endpoint = json!({"url": "http://127.0.0.1/"});

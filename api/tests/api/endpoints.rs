@@ -41,6 +41,7 @@ async fn an_endpoint_is_shown_with_its_defaults_and_its_secret_once() {
             "enabled": true, "headers": {}, "client_certificate": null, "timeout_ms": 15000, "max_attempts": 5,
             "backoff": {"base_seconds": 30, "max_seconds": 3600}, "max_in_flight": 10,
             "max_age_seconds": 432000, "max_pending": 100000, "metadata": {},
+            "signature": "standard", "signing": ["v1"], "public_keys": [],
             "rate_limit": null, "retry_statuses": [], "ordered": false, "on_dead_letter": "release",
             "replay_on_recovery": true, "disable_after_seconds": 432000,
             "breaker": {"failures": 10, "cooldown_seconds": 300, "max_cooldown_seconds": 3600}
@@ -214,7 +215,7 @@ async fn a_patch_that_is_wrong_changes_nothing() {
         json!({"description": "new", "url": "gopher://x"}),
         json!({"description": "new", "id": "x"}),
         json!({"description": "new", "id": null}),
-        json!({"description": "new", "signing": null}),
+        json!({"description": "new", "template": null}),
         json!({"description": "new", "timeout_ms": "x"}),
         json!([]),
     ] {
@@ -236,7 +237,7 @@ async fn a_document_that_was_read_can_be_sent_back_and_changes_nothing() {
     let path = format!("/v1/endpoints/{}", text(&created["id"]));
     let mut document = tenant.get(&path).await.expect(200);
     let before = document.clone();
-    for fixed in ["id", "created_at", "updated_at"] {
+    for fixed in ["id", "public_keys", "created_at", "updated_at"] {
         document.as_object_mut().unwrap().remove(fixed);
     }
 

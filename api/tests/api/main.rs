@@ -21,3 +21,4 @@ mod ingest;
 mod lists;
 mod ordered;
 mod proxy;
+mod signatures;

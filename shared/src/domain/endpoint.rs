@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::coded;
+use super::signature::{SignatureStyle, Signing};
 
 coded! {
     /// Whether an endpoint takes deliveries.
@@ -155,6 +156,17 @@ pub struct EndpointSettings {
     pub disable_after_seconds: u32,
     /// Its circuit breaker.
     pub breaker: BreakerSettings,
+    /// How its requests are signed. The default is not stored, so that a program of before, which runs
+    /// beside this one during an upgrade, can read what it knows.
+    #[serde(skip_serializing_if = "is_default")]
+    pub signature: SignatureStyle,
+    /// With which schemes, where the style has several. Stored as `signature` is.
+    #[serde(skip_serializing_if = "is_default")]
+    pub signing: Signing,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Default for EndpointSettings {
@@ -172,6 +184,8 @@ impl Default for EndpointSettings {
             replay_on_recovery: true,
             disable_after_seconds: 5 * 86_400,
             breaker: BreakerSettings::default(),
+            signature: SignatureStyle::Standard,
+            signing: Signing::V1,
         }
     }
 }
@@ -181,6 +195,25 @@ impl EndpointSettings {
     #[must_use]
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(u64::from(self.timeout_ms))
+    }
+
+    /// Whether requests are signed with the secret.
+    #[must_use]
+    pub const fn signs_with_secret(&self) -> bool {
+        match self.signature {
+            SignatureStyle::Standard => self.signing.has_v1(),
+            SignatureStyle::Stripe => true,
+            SignatureStyle::None => false,
+        }
+    }
+
+    /// Whether requests are signed with the key pair.
+    #[must_use]
+    pub const fn signs_with_key_pair(&self) -> bool {
+        match self.signature {
+            SignatureStyle::Standard => self.signing.has_v1a(),
+            SignatureStyle::Stripe | SignatureStyle::None => false,
+        }
     }
 
     /// How long a delivery may live.
@@ -246,6 +279,25 @@ mod tests {
                 "{patterns:?} {event_type}"
             );
         }
+    }
+
+    #[test]
+    fn a_signature_as_it_always_was_is_not_stored() {
+        let stored = |settings: &EndpointSettings| serde_json::to_value(settings).unwrap();
+        let default = stored(&EndpointSettings::default());
+        assert!(default.get("signature").is_none() && default.get("signing").is_none());
+
+        let settings = EndpointSettings {
+            signature: SignatureStyle::Stripe,
+            signing: Signing::Both,
+            ..EndpointSettings::default()
+        };
+        let value = stored(&settings);
+        assert_eq!(value["signature"], "stripe");
+        assert_eq!(
+            serde_json::from_value::<EndpointSettings>(value).unwrap(),
+            settings
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use time::OffsetDateTime;
 use tokio_postgres::Client;
+use tokio_postgres::types::Timestamp;
 use uuid::Uuid;
 
 use super::StoreError;
@@ -9,15 +10,19 @@ use super::endpoint_runtime::{self, Runtime, runtime_columns};
 use crate::domain::endpoint::{EndpointSettings, EndpointState};
 use crate::ids::{EndpointId, EndpointKey};
 
-/// By `endpoints_pkey`, `endpoint_secrets_endpoint` and `endpoint_runtime_pkey`. One snapshot, so
+/// By `endpoints_pkey`, `endpoint_secrets_endpoint`, `endpoint_key_pairs_endpoint` and `endpoint_runtime_pkey`. One snapshot, so
 /// version and secrets agree.
 const READ: &str = concat!(
     "
 SELECT e.id, e.public_id, e.version, e.state, e.url, e.settings, e.sealed_headers,
        ARRAY(SELECT s.sealed FROM endpoint_secrets s WHERE s.endpoint_id = e.id AND coalesce(s.expires_at > now(), true)
-             ORDER BY s.expires_at DESC NULLS FIRST, s.id DESC LIMIT 8),
+             ORDER BY s.id DESC LIMIT 8),
        ARRAY(SELECT coalesce(s.expires_at, 'infinity') FROM endpoint_secrets s WHERE s.endpoint_id = e.id AND coalesce(s.expires_at > now(), true)
-             ORDER BY s.expires_at DESC NULLS FIRST, s.id DESC LIMIT 8),
+             ORDER BY s.id DESC LIMIT 8),
+       ARRAY(SELECT k.sealed FROM endpoint_key_pairs k WHERE k.endpoint_id = e.id AND coalesce(k.expires_at > now(), true)
+             ORDER BY k.id DESC LIMIT 8),
+       ARRAY(SELECT coalesce(k.expires_at, 'infinity') FROM endpoint_key_pairs k WHERE k.endpoint_id = e.id AND coalesce(k.expires_at > now(), true)
+             ORDER BY k.id DESC LIMIT 8),
        e.ordered, e.sealed_client_certificate, ",
     runtime_columns!(),
     "
@@ -27,6 +32,9 @@ LEFT JOIN LATERAL (SELECT * FROM endpoint_runtime r WHERE r.endpoint_id = e.id O
 
 /// Every statement of this module, for the test that prepares them all.
 pub const STATEMENTS: &[(&str, &str)] = &[("endpoint_configs::read", READ)];
+
+/// Something to sign with, sealed, and its end if it has one.
+pub type SealedKey = (Vec<u8>, Option<OffsetDateTime>);
 
 /// One endpoint, with what is secret still sealed.
 #[derive(Debug)]
@@ -47,8 +55,10 @@ pub struct StoredEndpoint {
     pub sealed_headers: Option<Vec<u8>>,
     /// Sealed JSON `{"certificate", "private_key"}`: what it shows in mutual TLS.
     pub sealed_client_certificate: Option<Vec<u8>>,
-    /// Sealed secrets, the current one first, each with its end if it has one.
-    pub sealed_secrets: Vec<(Vec<u8>, Option<OffsetDateTime>)>,
+    /// Sealed secrets, the current one first.
+    pub sealed_secrets: Vec<SealedKey>,
+    /// Sealed seeds of key pairs, the current one first.
+    pub sealed_key_pairs: Vec<SealedKey>,
     /// Whether its deliveries with an ordering key go one after the other.
     pub ordered: bool,
     /// What its last owner knew of it.
@@ -71,13 +81,6 @@ pub async fn read(
 fn read_row(row: &tokio_postgres::Row) -> Result<StoredEndpoint, StoreError> {
     let settings: serde_json::Value = row.try_get(5)?;
     let settings = serde_json::from_value(settings).map_err(|error| error.to_string());
-    let sealed: Vec<Vec<u8>> = row.try_get(7)?;
-    let ends: Vec<tokio_postgres::types::Timestamp<OffsetDateTime>> = row.try_get(8)?;
-    let ends = ends.into_iter().map(|end| match end {
-        tokio_postgres::types::Timestamp::Value(at) => Some(at),
-        tokio_postgres::types::Timestamp::PosInfinity
-        | tokio_postgres::types::Timestamp::NegInfinity => None,
-    });
     Ok(StoredEndpoint {
         key: EndpointKey(row.try_get(0)?),
         id: EndpointId(row.try_get::<_, Uuid>(1)?),
@@ -86,9 +89,21 @@ fn read_row(row: &tokio_postgres::Row) -> Result<StoredEndpoint, StoreError> {
         url: row.try_get(4)?,
         settings,
         sealed_headers: row.try_get(6)?,
-        sealed_secrets: sealed.into_iter().zip(ends).collect(),
-        ordered: row.try_get(9)?,
-        sealed_client_certificate: row.try_get(10)?,
-        runtime: endpoint_runtime::read(row, 11)?,
+        sealed_secrets: sealed_keys(row, 7)?,
+        sealed_key_pairs: sealed_keys(row, 9)?,
+        ordered: row.try_get(11)?,
+        sealed_client_certificate: row.try_get(12)?,
+        runtime: endpoint_runtime::read(row, 13)?,
     })
+}
+
+/// Keys, and their ends in the column after them.
+fn sealed_keys(row: &tokio_postgres::Row, column: usize) -> Result<Vec<SealedKey>, StoreError> {
+    let sealed: Vec<Vec<u8>> = row.try_get(column)?;
+    let ends: Vec<Timestamp<OffsetDateTime>> = row.try_get(column + 1)?;
+    let ends = ends.into_iter().map(|end| match end {
+        Timestamp::Value(at) => Some(at),
+        Timestamp::PosInfinity | Timestamp::NegInfinity => None,
+    });
+    Ok(sealed.into_iter().zip(ends).collect())
 }

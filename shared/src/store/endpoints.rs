@@ -15,7 +15,7 @@ use tokio_postgres::types::{Json, ToSql};
 use tokio_postgres::{GenericClient, Transaction};
 use uuid::Uuid;
 
-use super::StoreError;
+use super::{StoreError, endpoint_secrets};
 use crate::domain::endpoint::{EndpointSettings, EndpointState};
 use crate::ids::{EndpointKey, Slot, TenantKey};
 
@@ -31,8 +31,6 @@ INSERT INTO endpoints (public_id, tenant_id, slot, state, url, description, even
 SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13, $14
 WHERE (SELECT count(*) FROM endpoints e WHERE e.tenant_id = $2 AND e.state <> 3) < $12
 RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered, sealed_client_certificate";
-
-const ADD_SECRET: &str = "INSERT INTO endpoint_secrets (endpoint_id, sealed) VALUES ($1, $2)";
 
 /// Locks the tenant's row for the rest of the transaction.
 const RAISE_VERSION: &str = "UPDATE tenants SET config_version = config_version + 1 WHERE id = $1";
@@ -67,6 +65,11 @@ UPDATE endpoints SET version = version + 1, updated_at = now(), state = $2, stat
 WHERE id = $1
 RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered, sealed_client_certificate";
 
+/// For what is kept beside the row: its secrets.
+const RAISE: &str = "
+UPDATE endpoints SET version = version + 1, updated_at = now() WHERE id = $1
+RETURNING id, public_id, slot, version, state, url, description, event_types, channels, settings, sealed_headers, metadata, created_at, updated_at, ordered, sealed_client_certificate";
+
 /// Which URL an endpoint has from this version on: attempts name the version.
 const KEEP_URL: &str = "INSERT INTO endpoint_urls (endpoint_id, version, url) VALUES ($1, $2, $3)";
 
@@ -83,7 +86,6 @@ ON CONFLICT (endpoint_id) DO UPDATE SET
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("endpoints.create", CREATE),
-    ("endpoints.add_secret", ADD_SECRET),
     ("endpoints.raise_version", RAISE_VERSION),
     ("endpoints.command", COMMAND),
     ("endpoints.find", FIND),
@@ -91,6 +93,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("endpoints.find_for_update", FIND_FOR_UPDATE),
     ("endpoints.list", LIST),
     ("endpoints.update", UPDATE),
+    ("endpoints.raise", RAISE),
     ("endpoints.keep_url", KEEP_URL),
     ("endpoints.start_with_probe", START_WITH_PROBE),
 ];
@@ -176,9 +179,7 @@ pub async fn create(
         return Ok(None);
     };
     let endpoint = read(&row)?;
-    transaction
-        .execute(ADD_SECRET, &[&endpoint.key.0, &sealed_secret])
-        .await?;
+    endpoint_secrets::add_secret(transaction, endpoint.key, sealed_secret).await?;
     keep_url(transaction, &endpoint).await?;
     transaction.execute(RAISE_VERSION, &[&tenant.0]).await?;
     Ok(Some(endpoint))
@@ -285,14 +286,36 @@ pub async fn update(
     if enabled(draft) && !enabled(&endpoint.draft) {
         start_with_probe(transaction, tenant, &changed).await?;
     }
-    transaction.execute(RAISE_VERSION, &[&tenant.0]).await?;
-    transaction
-        .execute(
-            COMMAND,
-            &[&endpoint.slot.0, &tenant.0, &endpoint.key.0, &RELOAD],
-        )
-        .await?;
+    announce(transaction, tenant, &changed).await?;
     Ok(changed)
+}
+
+/// Makes a new version of an endpoint that was locked by [`find_for_update`], of which something was
+/// changed that is kept elsewhere, and tells its slot's owner. As after [`update`], call
+/// [`super::notify::commands`].
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn raise(
+    transaction: &Transaction<'_>,
+    tenant: TenantKey,
+    endpoint: &Endpoint,
+) -> Result<Endpoint, StoreError> {
+    let row = transaction.query_one(RAISE, &[&endpoint.key.0]).await?;
+    let changed = read(&row)?;
+    announce(transaction, tenant, &changed).await?;
+    Ok(changed)
+}
+
+async fn announce(
+    transaction: &Transaction<'_>,
+    tenant: TenantKey,
+    endpoint: &Endpoint,
+) -> Result<(), StoreError> {
+    transaction.execute(RAISE_VERSION, &[&tenant.0]).await?;
+    let params: [&(dyn ToSql + Sync); 4] = [&endpoint.slot.0, &tenant.0, &endpoint.key.0, &RELOAD];
+    transaction.execute(COMMAND, &params).await?;
+    Ok(())
 }
 
 async fn keep_url(transaction: &Transaction<'_>, endpoint: &Endpoint) -> Result<(), StoreError> {

@@ -57,6 +57,7 @@ pub const MIGRATIONS: &[Migration] = migrations![
         "add_client_certificate",
         "0008_add_client_certificate.sql"
     ),
+    (9, "add_key_pairs", "0009_add_key_pairs.sql"),
 ];
 
 /// The schema that this program reads and writes.

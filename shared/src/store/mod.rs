@@ -15,6 +15,7 @@ pub mod deliveries;
 pub mod endpoint_configs;
 pub mod endpoint_health;
 pub mod endpoint_runtime;
+pub mod endpoint_secrets;
 pub mod endpoints;
 pub mod error;
 pub mod events;
@@ -44,6 +45,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         endpoint_configs::STATEMENTS,
         endpoint_health::STATEMENTS,
         endpoint_runtime::STATEMENTS,
+        endpoint_secrets::STATEMENTS,
         recovery::STATEMENTS,
         commands::STATEMENTS,
         attempts::STATEMENTS,

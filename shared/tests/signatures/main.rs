@@ -1,5 +1,5 @@
-//! Receivers verify what we sign with the published Standard Webhooks libraries for Python and
-//! JavaScript, not with code of ours.
+//! Receivers verify what we sign with published verifiers, not with code of ours: Standard Webhooks for
+//! Python, JavaScript and Rust (`v1`; they skip `v1a`), Node's own Ed25519 (`v1a`), Stripe's for Python.
 //!
 //! P1: what is signed are the bytes of the body. A library that parses and re-serialises, or one
 //! that disagrees about a number, an escape or a duplicate key, would fail here.
@@ -18,52 +18,60 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use shared::policy::signing::{Secret, sign_standard};
+use shared::policy::signing::{KeyPair, Secret, Signed, sign_ed25519, sign_standard, sign_stripe};
 
-use self::verifier::{Request, Verifier};
+use self::verifier::{Form, Request, Verifier, verify_rust};
 
 const DOCUMENTS: usize = 2_000;
 
-/// From an empty body over each edge of SHA-256's blocks (64 bytes, padding from the 56th on) to
-/// the largest that goes out in one piece.
+/// From an empty body over each edge of the hashes' blocks (64 bytes, padding from the 56th on; 128 and
+/// 112), and around the sizes of buffers, to the largest that goes out in one piece.
 fn sizes() -> impl Iterator<Item = usize> {
-    (0..=200).chain([255, 256, 1_023, 1_024, 65_535, 65_536, 65_537])
+    let around = |size: usize| size - 70..=size + 70;
+    (0..=300)
+        .chain(around(1_024))
+        .chain(around(4_096))
+        .chain(around(65_536))
 }
 
 #[test]
 fn p1_the_published_python_library_verifies_what_we_sign() {
-    verifies(&Verifier::python());
+    verifies(Form::V1, |requests| Verifier::python().verify(requests));
 }
 
 #[test]
 fn p1_the_published_javascript_library_verifies_what_we_sign() {
-    verifies(&Verifier::javascript());
+    verifies(Form::V1, |requests| Verifier::javascript().verify(requests));
 }
 
-fn verifies(verifier: &Verifier) {
-    let mut runner = TestRunner::new_with_rng(
-        Config::default(),
-        TestRng::deterministic_rng(RngAlgorithm::ChaCha),
-    );
-    let bodies: Vec<Vec<u8>> = (0..DOCUMENTS)
-        .map(|_| {
-            documents::json()
-                .new_tree(&mut runner)
-                .unwrap()
-                .current()
-                .into_bytes()
-        })
-        .chain(documents::special())
-        .chain(sizes().map(documents::of_size))
-        .collect();
+#[test]
+fn p1_the_published_rust_library_verifies_what_we_sign() {
+    verifies(Form::V1, |requests| {
+        requests.iter().map(verify_rust).collect()
+    });
+}
+
+#[test]
+fn p1_an_ed25519_of_another_make_verifies_what_we_sign() {
+    verifies(Form::V1a, |requests| {
+        Verifier::javascript().verify(requests)
+    });
+}
+
+#[test]
+fn p1_the_published_verifier_of_stripe_verifies_what_we_sign() {
+    verifies(Form::Stripe, |requests| Verifier::python().verify(requests));
+}
+
+fn verifies(form: Form, verify: impl FnOnce(&[Request]) -> Vec<bool>) {
     let now = now();
-    let requests: Vec<Request> = bodies
+    let requests: Vec<Request> = bodies()
         .iter()
         .enumerate()
-        .flat_map(|(number, body)| signed_and_changed(number, body, now))
+        .flat_map(|(number, body)| signed_and_changed(form, number, body, now))
         .collect();
 
-    let verdicts = verifier.verify(&requests);
+    let verdicts = verify(&requests);
 
     assert_eq!(verdicts.len(), requests.len());
     let wrong: Vec<_> = requests
@@ -80,35 +88,89 @@ fn verifies(verifier: &Verifier) {
     );
 }
 
-/// The request as it goes out, for every third one with the secret of before a rotation too; and
-/// one that was changed on its way, which must be refused.
-fn signed_and_changed(number: usize, body: &[u8], now: i64) -> Vec<Request> {
-    let [current, previous] = secrets(number);
+fn bodies() -> Vec<Vec<u8>> {
+    let mut runner = TestRunner::new_with_rng(
+        Config::default(),
+        TestRng::deterministic_rng(RngAlgorithm::ChaCha),
+    );
+    let strategy = documents::json();
+    let random = (0..DOCUMENTS).map(|_| {
+        let tree = strategy.new_tree(&mut runner).unwrap();
+        tree.current().into_bytes()
+    });
+    random
+        .chain(documents::special())
+        .chain(sizes().map(documents::of_size))
+        .collect()
+}
+
+/// The request as it goes out during a rotation, for who knows the current key; one that was changed on
+/// its way, which must be refused; and for every third, what who knows the key of before makes of it,
+/// during the overlap and after a revocation.
+fn signed_and_changed(form: Form, number: usize, body: &[u8], now: i64) -> Vec<Request> {
+    let [current, previous] = keys(number);
     let id = format!("evt_{number:026}");
-    let signature = sign_standard([&current, &previous], &id, now, body);
-    let request = |secret: &Secret, body: Vec<u8>, genuine| Request {
-        secret: secret.reveal(),
+    let live = [&current, &previous];
+    let during = sign(form, &live, (&id, now), body);
+    let request = |key: &Keys, signature: &str, body: Vec<u8>, genuine| Request {
+        form,
+        key: match form {
+            Form::V1 | Form::Stripe => key.secret.reveal(),
+            Form::V1a => key.pair.public_key().to_string(),
+        },
         id: id.clone(),
         timestamp: now.to_string(),
-        signature: signature.clone(),
+        signature: signature.to_owned(),
         body,
         genuine,
     };
     let mut requests = vec![
-        request(&current, body.to_vec(), true),
-        request(&current, [body, b" "].concat(), false),
+        request(&current, &during, body.to_vec(), true),
+        request(&current, &during, [body, b" "].concat(), false),
     ];
     if number.is_multiple_of(3) {
-        requests.push(request(&previous, body.to_vec(), true));
+        let after = sign(form, &[&current], (&id, now), body);
+        requests.extend([
+            request(&previous, &during, body.to_vec(), true),
+            request(&previous, &after, body.to_vec(), false),
+            request(&current, &after, body.to_vec(), true),
+        ]);
     }
     requests
 }
 
-/// Two secrets whose lengths run through all that the specification permits.
-fn secrets(number: usize) -> [Secret; 2] {
+/// Both schemes of Standard Webhooks are in the header, whichever is to be verified.
+fn sign(form: Form, live: &[&Keys], (id, now): (&str, i64), body: &[u8]) -> String {
+    let secrets = live.iter().map(|key| &key.secret);
+    match form {
+        Form::V1 | Form::V1a => {
+            let mut header = sign_standard(secrets, id, now, body);
+            let timestamp = now.to_string();
+            let signed = Signed {
+                id,
+                timestamp: &timestamp,
+                body,
+            };
+            sign_ed25519(&mut header, live.iter().map(|key| &key.pair), &signed);
+            header
+        }
+        Form::Stripe => sign_stripe(secrets, now, body),
+    }
+}
+
+struct Keys {
+    secret: Secret,
+    pair: KeyPair,
+}
+
+/// Two, whose secrets' lengths run through all that the specification permits.
+fn keys(number: usize) -> [Keys; 2] {
     let length = 24 + number % 41;
     let byte = u8::try_from(number % 251).unwrap();
-    [byte, byte + 1].map(|byte| Secret::from_bytes(&vec![byte; length]).unwrap())
+    [byte, byte + 1].map(|byte| Keys {
+        secret: Secret::from_bytes(&vec![byte; length]).unwrap(),
+        pair: KeyPair::generate([byte; 32]),
+    })
 }
 
 #[expect(

@@ -1,4 +1,4 @@
-//! A process of another language that verifies requests with its published library.
+//! Others that verify requests: processes of other languages, with published libraries, and one for Rust.
 //!
 //! One process for all requests: a line of JSON in, `true` or `false` out.
 
@@ -9,10 +9,37 @@ use std::process::{Command, Stdio};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
+/// What a receiver checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    V1,
+    V1a,
+    Stripe,
+}
+
+impl Form {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::V1 => "v1",
+            Self::V1a => "v1a",
+            Self::Stripe => "stripe",
+        }
+    }
+
+    const fn header(self) -> &'static str {
+        match self {
+            Self::V1 | Self::V1a => "webhook-signature",
+            Self::Stripe => "postrider-signature",
+        }
+    }
+}
+
 /// A request as a receiver sees it, and whether it ought to believe it.
 #[derive(Debug)]
 pub(crate) struct Request {
-    pub(crate) secret: String,
+    pub(crate) form: Form,
+    /// What the receiver knows: `whsec_…`, or for `v1a` `whpk_…`.
+    pub(crate) key: String,
     pub(crate) id: String,
     pub(crate) timestamp: String,
     pub(crate) signature: String,
@@ -92,14 +119,33 @@ impl Verifier {
 
 fn line(request: &Request) -> serde_json::Value {
     serde_json::json!({
-        "secret": request.secret,
+        "form": request.form.name(),
+        "key": request.key,
         "headers": {
             "webhook-id": request.id,
             "webhook-timestamp": request.timestamp,
-            "webhook-signature": request.signature,
+            request.form.header(): request.signature,
         },
         "body": STANDARD.encode(&request.body),
     })
+}
+
+/// The verdict of the published library for Rust.
+pub(crate) fn verify_rust(request: &Request) -> bool {
+    let verifier = standardwebhooks::Webhook::new(&request.key).unwrap();
+    let headers = [
+        ("webhook-id", &request.id),
+        ("webhook-timestamp", &request.timestamp),
+        ("webhook-signature", &request.signature),
+    ];
+    let headers = headers
+        .into_iter()
+        .map(|(name, value)| {
+            let name = http::HeaderName::from_static(name);
+            (name, http::HeaderValue::try_from(value).unwrap())
+        })
+        .collect();
+    verifier.verify(&request.body, &headers).is_ok()
 }
 
 fn repository() -> &'static Path {

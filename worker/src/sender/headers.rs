@@ -16,17 +16,15 @@ use http::header::{
 use shared::ids::{DeliveryId, EventId};
 use shared::policy::classify::SendError;
 use shared::policy::headers::{self as rules, HeaderError};
-use shared::policy::signing::sign_standard;
 use time::OffsetDateTime;
 use time::format_description::BorrowedFormatItem;
 use time::macros::format_description;
 use url::Url;
 
-use crate::endpoint_config::SigningSecret;
+use crate::signing_keys::SigningKeys;
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
-const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 const EVENT_TYPE: HeaderName = HeaderName::from_static("postrider-event-type");
 const DELIVERY_ID: HeaderName = HeaderName::from_static("postrider-delivery-id");
 const ATTEMPT: HeaderName = HeaderName::from_static("postrider-attempt");
@@ -57,9 +55,8 @@ pub struct Stamp<'a> {
     pub attempt: u16,
     /// When the request starts.
     pub started_at: OffsetDateTime,
-    /// The endpoint's secrets, the current one first; those whose overlap has ended are left out.
-    /// None: the request is not signed.
-    pub secrets: &'a [SigningSecret],
+    /// The endpoint's keys; those whose overlap has ended are left out.
+    pub keys: &'a SigningKeys,
     /// The bytes of the payload.
     pub body: &'a [u8],
 }
@@ -80,15 +77,14 @@ pub fn headers_for(stamp: &Stamp<'_>, url: &Url, own: &HeaderMap) -> Result<Head
     if !own.contains_key(ACCEPT) {
         headers.insert(ACCEPT, ANY);
     }
-    let live = stamp
-        .secrets
-        .iter()
-        .filter(|one| one.expires_at.is_none_or(|end| stamp.started_at < end));
-    let signature = sign_standard(live.map(|one| &one.secret), &id, seconds, stamp.body);
+    let signature = stamp
+        .keys
+        .header(&id, stamp.started_at, stamp.body)
+        .map_err(SendError::Internal)?;
     headers.insert(WEBHOOK_ID, value(id)?);
     headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(seconds));
-    if !signature.is_empty() {
-        headers.insert(WEBHOOK_SIGNATURE, value(signature)?);
+    if let Some((name, value)) = signature {
+        headers.insert(name, value);
     }
     headers.insert(
         EVENT_TYPE,
@@ -154,30 +150,95 @@ fn not_a_header(_shows_nothing: http::header::InvalidHeaderValue) -> SendError {
 mod tests {
     use std::time::Duration;
 
+    use shared::domain::signature::SignatureStyle;
     use shared::ids::new_v7;
-    use shared::policy::signing::{Secret, Signed, VerifyError, verify_standard};
+    use shared::policy::signing::{
+        KeyPair, PublicKey, Secret, Signed, VerifyError, verify_ed25519, verify_standard,
+        verify_stripe,
+    };
     use time::macros::datetime;
+
+    use crate::signing_keys::Live;
 
     use super::*;
 
-    fn stamp<'a>(secrets: &'a [SigningSecret], body: &'a [u8]) -> Stamp<'a> {
-        let at = datetime!(2026-11-29 12:00:00.123456 UTC);
+    const NOW: OffsetDateTime = datetime!(2026-11-29 12:00:00.123456 UTC);
+    const SECONDS: i64 = 1_795_953_600;
+    const BODY: &[u8] = b"{\"a\":1}";
+
+    fn stamp<'a>(keys: &'a SigningKeys, body: &'a [u8]) -> Stamp<'a> {
         Stamp {
-            event_id: EventId(new_v7(at)),
+            event_id: EventId(new_v7(NOW)),
             event_type: "order.created",
-            delivery_id: DeliveryId(new_v7(at)),
+            delivery_id: DeliveryId(new_v7(NOW)),
             attempt: 3,
-            started_at: at,
-            secrets,
+            started_at: NOW,
+            keys,
             body,
         }
     }
 
-    fn secret(seed: u8, expires_at: Option<OffsetDateTime>) -> SigningSecret {
-        SigningSecret {
-            secret: Secret::generate([seed; 32]),
+    /// Keys made of these bytes. The first has no end, the second one a second later, the third one just now.
+    fn keys(style: SignatureStyle, secrets: &[u8], pairs: &[u8]) -> SigningKeys {
+        let ends = [None, Some(NOW + time::Duration::SECOND), Some(NOW)];
+        let secret = |(seed, expires_at): (&u8, _)| Live {
+            key: Secret::generate([*seed; 32]),
             expires_at,
+        };
+        let pair = |(seed, expires_at): (&u8, _)| Live {
+            key: KeyPair::generate([*seed; 32]),
+            expires_at,
+        };
+        SigningKeys {
+            style,
+            secrets: secrets.iter().zip(ends).map(secret).collect(),
+            pairs: pairs.iter().zip(ends).map(pair).collect(),
         }
+    }
+
+    fn unsigned() -> SigningKeys {
+        keys(SignatureStyle::None, &[], &[])
+    }
+
+    fn signed_by(keys: &SigningKeys) -> Result<HeaderMap, SendError> {
+        let url = url("http://a.example/");
+        headers_for(&stamp(keys, BODY), &url, &HeaderMap::new())
+    }
+
+    /// What receivers make of it who know the first, the second and the third key.
+    fn verdicts(keys: &SigningKeys, headers: &HeaderMap) -> [Vec<Result<(), VerifyError>>; 3] {
+        let text = |name: &str| {
+            let value = headers.get(name);
+            value.map_or("", |value| value.to_str().unwrap())
+        };
+        let signed = Signed {
+            id: text("webhook-id"),
+            timestamp: text("webhook-timestamp"),
+            body: BODY,
+        };
+        let signature = text("webhook-signature");
+        let secrets = keys.secrets.iter().map(|one| [one.key.clone()]);
+        let pairs: Vec<[PublicKey; 1]> = keys
+            .pairs
+            .iter()
+            .map(|one| [one.key.public_key()])
+            .collect();
+        [
+            secrets
+                .clone()
+                .map(|one| verify_standard(&one, &signed, signature, SECONDS, Duration::ZERO))
+                .collect(),
+            pairs
+                .iter()
+                .map(|one| verify_ed25519(one, &signed, signature, SECONDS, Duration::ZERO))
+                .collect(),
+            secrets
+                .map(|one| {
+                    let header = text("postrider-signature");
+                    verify_stripe(&one, header, BODY, SECONDS, Duration::ZERO)
+                })
+                .collect(),
+        ]
     }
 
     fn url(text: &str) -> Url {
@@ -186,18 +247,14 @@ mod tests {
 
     #[test]
     fn the_headers_come_in_the_order_of_the_contract() {
-        let secrets = [secret(1, None)];
+        let keys = keys(SignatureStyle::Standard, &[1], &[]);
         let own = HeaderMap::from_iter([(
             HeaderName::from_static("x-api-key"),
             HeaderValue::from_static("k"),
         )]);
 
-        let headers = headers_for(
-            &stamp(&secrets, b"{}"),
-            &url("https://a.example:8443/x"),
-            &own,
-        )
-        .unwrap();
+        let headers =
+            headers_for(&stamp(&keys, b"{}"), &url("https://a.example:8443/x"), &own).unwrap();
 
         let names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
         let expected = [
@@ -230,38 +287,68 @@ mod tests {
         assert!(headers["webhook-id"].to_str().unwrap().starts_with("evt_"));
     }
 
-    #[test]
-    fn the_signature_fits_the_other_headers() {
-        let started_at = stamp(&[], b"").started_at;
-        let secrets = [
-            secret(1, None),
-            secret(2, Some(started_at + time::Duration::SECOND)),
-            secret(3, Some(started_at)),
-        ];
-        let headers = headers_for(
-            &stamp(&secrets, b"{\"a\":1}"),
-            &url("http://a.example/"),
-            &HeaderMap::new(),
-        )
-        .unwrap();
-        let text = |name: &str| headers[name].to_str().unwrap();
-        let signed = Signed {
-            id: text("webhook-id"),
-            timestamp: text("webhook-timestamp"),
-            body: b"{\"a\":1}",
-        };
+    const GOOD: Result<(), VerifyError> = Ok(());
+    const BAD: Result<(), VerifyError> = Err(VerifyError::NoMatch);
+    const ABSENT: Result<(), VerifyError> = Err(VerifyError::Timestamp);
 
-        let verdicts = secrets.map(|one| {
-            let signatures = text("webhook-signature");
-            verify_standard(
-                &[one.secret],
-                &signed,
-                signatures,
-                1_795_953_600,
-                Duration::ZERO,
-            )
-        });
-        assert_eq!(verdicts, [Ok(()), Ok(()), Err(VerifyError::NoMatch)]);
+    #[test]
+    fn p1_a_standard_signature_fits_the_other_headers_and_leaves_out_what_has_ended() {
+        let keys = keys(SignatureStyle::Standard, &[1, 2, 3], &[4, 5, 6]);
+        let headers = signed_by(&keys).unwrap();
+
+        let live = vec![GOOD, GOOD, BAD];
+        assert_eq!(
+            verdicts(&keys, &headers),
+            [live.clone(), live, vec![ABSENT; 3]]
+        );
+        let text = headers["webhook-signature"].to_str().unwrap();
+        let schemes: Vec<&str> = text
+            .split(' ')
+            .map(|one| one.split_once(',').unwrap().0)
+            .collect();
+        assert_eq!(schemes, ["v1", "v1", "v1a", "v1a"], "newest first");
+    }
+
+    #[test]
+    fn each_scheme_can_sign_alone() {
+        let only_v1 = keys(SignatureStyle::Standard, &[1], &[]);
+        let headers = signed_by(&only_v1).unwrap();
+        assert_eq!(verdicts(&only_v1, &headers)[0], [GOOD]);
+        let text = headers["webhook-signature"].to_str().unwrap();
+        assert!(text.starts_with("v1,") && !text.contains(' '), "{text}");
+
+        let only_v1a = keys(SignatureStyle::Standard, &[], &[4]);
+        let headers = signed_by(&only_v1a).unwrap();
+        assert_eq!(verdicts(&only_v1a, &headers)[1], [GOOD]);
+        let text = headers["webhook-signature"].to_str().unwrap();
+        assert!(text.starts_with("v1a,") && !text.contains(' '), "{text}");
+    }
+
+    #[test]
+    fn p1_a_signature_in_stripes_form_stands_in_a_header_of_its_own() {
+        let keys = keys(SignatureStyle::Stripe, &[1, 2, 3], &[]);
+        let headers = signed_by(&keys).unwrap();
+
+        assert_eq!(verdicts(&keys, &headers)[2], [GOOD, GOOD, BAD]);
+        assert!(!headers.contains_key("webhook-signature"));
+        assert!(headers["webhook-id"].to_str().unwrap().starts_with("evt_"));
+        assert_eq!(headers["webhook-timestamp"], SECONDS.to_string());
+    }
+
+    #[test]
+    fn what_is_to_be_signed_is_not_sent_without_a_live_key() {
+        for style in [SignatureStyle::Standard, SignatureStyle::Stripe] {
+            let mut ended = keys(style, &[1], &[]);
+            ended.secrets[0].expires_at = Some(NOW);
+            for keys in [ended, keys(style, &[], &[])] {
+                let result = signed_by(&keys);
+                assert!(matches!(result, Err(SendError::Internal(_))), "{result:?}");
+            }
+        }
+        let headers = signed_by(&unsigned()).unwrap();
+        let names = ["webhook-signature", "postrider-signature"];
+        assert!(names.iter().all(|name| !headers.contains_key(*name)));
+        assert!(headers.contains_key("webhook-id"));
     }
 
     /// P1: twice over: what would frame the request or pass for ours is not taken, and what would
@@ -269,8 +356,8 @@ mod tests {
     #[test]
     fn p1_an_own_header_replaces_none_of_ours_and_frames_nothing() {
         let url = url("http://a.example/");
-        let secrets = [secret(1, None)];
-        let ours = headers_for(&stamp(&secrets, b"{}"), &url, &HeaderMap::new()).unwrap();
+        let keys = keys(SignatureStyle::Standard, &[1], &[]);
+        let ours = headers_for(&stamp(&keys, b"{}"), &url, &HeaderMap::new()).unwrap();
         let evil = HeaderValue::from_static("evil");
 
         // An endpoint may say itself what it accepts.
@@ -290,15 +377,15 @@ mod tests {
             .keys()
             .map(|name| (name.clone(), evil.clone()))
             .collect();
-        let with = headers_for(&stamp(&secrets, b"{}"), &url, &replacing).unwrap();
+        let with = headers_for(&stamp(&keys, b"{}"), &url, &replacing).unwrap();
         assert_eq!(with.len(), ours.len() + 1);
         assert!(with.values().all(|value| value != evil));
     }
 
     #[test]
-    fn without_a_secret_a_request_is_not_signed_and_nothing_else_signs_it() {
+    fn a_request_that_is_not_to_be_signed_is_not_signed_by_anything_else() {
         let headers = headers_for(
-            &stamp(&[], b"{}"),
+            &stamp(&unsigned(), b"{}"),
             &url("http://a.example/"),
             &HeaderMap::new(),
         )

@@ -6,7 +6,7 @@ use shared::domain::endpoint::{
     Backoff, BreakerSettings, Doubling, EndpointSettings, OnDeadLetter, Preset, RateLimit,
 };
 
-use super::Rules;
+use super::{Rules, signature};
 use crate::json::Fields;
 
 const SLOWEST_RATE: f64 = 0.000_1;
@@ -21,7 +21,7 @@ const FAST: &str = "fast";
 const STANDARD_WEBHOOKS: &str = "standard-webhooks";
 
 /// The settings as clients see them.
-pub(super) fn shown(settings: &EndpointSettings) -> [(&'static str, Value); 12] {
+pub(super) fn shown(settings: &EndpointSettings) -> [(&'static str, Value); 14] {
     [
         ("timeout_ms", json!(settings.timeout_ms)),
         ("max_attempts", json!(settings.max_attempts)),
@@ -38,12 +38,15 @@ pub(super) fn shown(settings: &EndpointSettings) -> [(&'static str, Value); 12] 
             json!(settings.disable_after_seconds),
         ),
         ("breaker", json!(settings.breaker)),
+        ("signature", json!(settings.signature)),
+        ("signing", json!(settings.signing)),
     ]
 }
 
 pub(super) fn read(fields: &mut Fields, rules: &Rules<'_>) -> EndpointSettings {
     let default = EndpointSettings::default();
     let backoff = backoff(fields).unwrap_or(default.backoff);
+    let (signature, signing) = signature::read(fields);
     EndpointSettings {
         timeout_ms: fields
             .number("timeout_ms", 100, rules.longest_timeout_ms)
@@ -66,6 +69,8 @@ pub(super) fn read(fields: &mut Fields, rules: &Rules<'_>) -> EndpointSettings {
             .unwrap_or(default.replay_on_recovery),
         disable_after_seconds: disable_after(fields).unwrap_or(default.disable_after_seconds),
         breaker: breaker(fields).unwrap_or_default(),
+        signature,
+        signing,
     }
 }
 

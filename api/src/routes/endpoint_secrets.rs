@@ -1,0 +1,232 @@
+//! What an endpoint signs with: made, rotated, revoked; and its public keys, for whoever asks.
+//!
+//! # Invariants
+//! - S2: a secret is in the reply that made it and in no other. Of a key pair only the public half is ever
+//!   shown.
+//! - Nobody learns from the key set whether an endpoint exists.
+
+use std::collections::HashMap;
+
+use actix_web::http::{StatusCode, header};
+use actix_web::web::Payload;
+use actix_web::{HttpRequest, HttpResponse};
+use deadpool_postgres::Transaction;
+use serde_json::{Value, json};
+use shared::ids::{EndpointId, EndpointKey};
+use shared::policy::signing::{InvalidKey, KeyPair, PublicKey, Secret};
+use shared::runtime::jitter;
+use shared::store::endpoint_secrets::{
+    self as store, MAX_LIVE, NewPair, Rotated, pair_context, secret_context,
+};
+use shared::store::endpoints::{self, Endpoint};
+use shared::store::notify;
+use time::format_description::well_known::Rfc3339;
+use tokio_postgres::GenericClient;
+use uuid::Uuid;
+
+use super::{App, State, json as reply, path_id, refuse_idempotency_key};
+use crate::auth::Scope;
+use crate::json::{self, Fields};
+use crate::paging::Query;
+use crate::problem::{ApiError, Kind};
+
+/// A day: receivers that are deployed by people get through.
+const DEFAULT_OVERLAP_SECONDS: u32 = 86_400;
+const LONGEST_OVERLAP_SECONDS: u32 = 7 * 86_400;
+
+/// How long a key set may be cached, in seconds. Shorter asks for more requests than keys change; longer
+/// makes a rotation without overlap, which replaces a leaked key, wait for receivers' caches.
+const KEY_SET_MAX_AGE: &str = "public, max-age=60";
+
+/// A new secret, and what is stored of it.
+pub(super) fn new_secret(state: &State, endpoint: Uuid) -> (Secret, Vec<u8>) {
+    let secret = Secret::generate(jitter::bytes());
+    let sealed = state
+        .config
+        .master_keys
+        .seal(secret.as_bytes(), &secret_context(endpoint));
+    (secret, sealed)
+}
+
+fn new_pair(state: &State, endpoint: Uuid) -> (PublicKey, Vec<u8>) {
+    let pair = KeyPair::generate(jitter::bytes());
+    let sealed = state
+        .config
+        .master_keys
+        .seal(pair.seed(), &pair_context(endpoint));
+    (pair.public_key(), sealed)
+}
+
+/// Makes the key pair of an endpoint that asks for one and has none.
+pub(super) async fn ensure_pair(
+    state: &State,
+    transaction: &Transaction<'_>,
+    endpoint: &Endpoint,
+) -> Result<(), ApiError> {
+    let wanted = endpoint.draft.settings.signs_with_key_pair();
+    if !wanted || store::has_pair(&**transaction, endpoint.key).await? {
+        return Ok(());
+    }
+    let (public, sealed) = new_pair(state, endpoint.id);
+    let pair = NewPair {
+        public_key: public.as_bytes(),
+        sealed: &sealed,
+    };
+    Ok(store::add_pair(transaction, endpoint.key, pair).await?)
+}
+
+/// The public keys that these endpoints sign with, as texts, the current one first.
+pub(super) async fn public_keys(
+    client: &impl GenericClient,
+    endpoints: &[Endpoint],
+) -> Result<HashMap<EndpointKey, Vec<String>>, ApiError> {
+    let asked: Vec<EndpointKey> = endpoints
+        .iter()
+        .filter(|endpoint| endpoint.draft.settings.signs_with_key_pair())
+        .map(|endpoint| endpoint.key)
+        .collect();
+    let mut shown = HashMap::new();
+    for (endpoint, keys) in store::public_keys(client, &asked).await? {
+        let keys = parse(&keys)?;
+        shown.insert(endpoint, keys.iter().map(ToString::to_string).collect());
+    }
+    Ok(shown)
+}
+
+fn parse(keys: &[Vec<u8>]) -> Result<Vec<PublicKey>, ApiError> {
+    let keys: Result<_, InvalidKey> = keys.iter().map(|key| PublicKey::from_bytes(key)).collect();
+    keys.map_err(|error| {
+        tracing::error!(%error, "a stored public key cannot be read");
+        ApiError::new(Kind::Internal, "the cause is in the log of the server")
+    })
+}
+
+/// `POST /v1/endpoints/{id}/secret/rotate`: the only other reply that holds a secret.
+pub(super) async fn rotate(
+    app: App,
+    request: HttpRequest,
+    payload: Payload,
+) -> Result<HttpResponse, ApiError> {
+    let tenant = app
+        .auth
+        .tenant(&request, Scope::EndpointsWrite)
+        .await?
+        .tenant;
+    let id: EndpointId = path_id(&request, "id")?;
+    refuse_idempotency_key(&request)?;
+    let body = json::read(&request, payload, json::MOST_BYTES).await?;
+    let mut fields = Fields::parse(&body)?;
+    let overlap = fields
+        .number("overlap_seconds", 0, LONGEST_OVERLAP_SECONDS)
+        .unwrap_or(DEFAULT_OVERLAP_SECONDS);
+    fields.finish()?;
+    let (secret, sealed) = new_secret(&app, id.0);
+
+    let mut client = app.client().await?;
+    let transaction = client.transaction().await?;
+    let endpoint = endpoints::find_for_update(&transaction, tenant, id.0)
+        .await?
+        .ok_or_else(|| ApiError::not_found("endpoint"))?;
+    // A pair that is not used at the moment is rotated as well: it may be used again.
+    let pair = if store::has_pair(&*transaction, endpoint.key).await? {
+        Some(new_pair(&app, endpoint.id))
+    } else {
+        None
+    };
+    let new_pair = pair.as_ref().map(|(public, sealed)| NewPair {
+        public_key: public.as_bytes(),
+        sealed,
+    });
+    let rotated = store::rotate(&transaction, endpoint.key, overlap, (&sealed, new_pair)).await?;
+    let last_end = match rotated {
+        Rotated::Done { last_end } => last_end,
+        Rotated::TooMany => return Err(too_many()),
+    };
+    endpoints::raise(&transaction, tenant, &endpoint).await?;
+    transaction.commit().await?;
+    notify::commands(&**client).await;
+    drop(client);
+
+    let used = endpoint.draft.settings.signs_with_key_pair();
+    let public = pair.filter(|_| used).map(|(public, _)| public.to_string());
+    let last_end = last_end.and_then(|at| at.format(&Rfc3339).ok());
+    let document = json!({
+        "id": id,
+        "secret": secret.reveal(),
+        "public_key": public,
+        "previous_end_at": last_end,
+    });
+    reply(StatusCode::OK, &document)
+}
+
+fn too_many() -> ApiError {
+    let detail = format!(
+        "{MAX_LIVE} secrets are live: end those before the current one with \
+         POST /v1/endpoints/{{id}}/secret/revoke, or rotate with \"overlap_seconds\": 0, or wait until \
+         overlaps end"
+    );
+    ApiError::new(Kind::LimitReached, detail)
+}
+
+/// `POST /v1/endpoints/{id}/secret/revoke`: two seconds after the reply nothing is signed any more with
+/// what came before the current secret.
+pub(super) async fn revoke(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let tenant = app
+        .auth
+        .tenant(&request, Scope::EndpointsWrite)
+        .await?
+        .tenant;
+    let id: EndpointId = path_id(&request, "id")?;
+    refuse_idempotency_key(&request)?;
+    let mut client = app.client().await?;
+    let transaction = client.transaction().await?;
+    let endpoint = endpoints::find_for_update(&transaction, tenant, id.0)
+        .await?
+        .ok_or_else(|| ApiError::not_found("endpoint"))?;
+    let revoked = store::revoke(&transaction, endpoint.key).await?;
+    if revoked > 0 {
+        endpoints::raise(&transaction, tenant, &endpoint).await?;
+    }
+    transaction.commit().await?;
+    if revoked > 0 {
+        notify::commands(&**client).await;
+    }
+    drop(client);
+    reply(StatusCode::OK, &json!({"id": id, "revoked": revoked}))
+}
+
+/// `GET /.well-known/jwks.json?endpoint=ep_…`: an endpoint's live public keys (RFC 7517, RFC 8037). For
+/// anybody: a receiver has no key of ours.
+pub(super) async fn key_set(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let query = Query::parse(&request, &["endpoint"])?;
+    let id: EndpointId = query.id("endpoint")?.ok_or_else(|| {
+        let detail = "`endpoint` is missing: each endpoint has keys of its own; \
+                      ask for /.well-known/jwks.json?endpoint=ep_…";
+        ApiError::new(Kind::InvalidParameter, detail)
+    })?;
+    let client = app.client().await?;
+    let keys = store::published(&**client, id.0).await?;
+    drop(client);
+    let keys: Vec<Value> = parse(&keys)?.iter().map(jwk).collect();
+    let mut response = reply(StatusCode::OK, &json!({"keys": keys}))?;
+    response.headers_mut().insert(
+        header::CACHE_CONTROL,
+        header::HeaderValue::from_static(KEY_SET_MAX_AGE),
+    );
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("application/jwk-set+json"),
+    );
+    Ok(response)
+}
+
+fn jwk(key: &PublicKey) -> Value {
+    json!({
+        "kty": "OKP",
+        "crv": "Ed25519",
+        "alg": "EdDSA",
+        "use": "sig",
+        "kid": key.thumbprint(),
+        "x": key.jwk_x(),
+    })
+}
