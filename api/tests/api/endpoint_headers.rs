@@ -129,7 +129,10 @@ async fn p1_names_that_are_not_the_tenants_are_refused_in_any_spelling() {
         let spellings = [
             name.to_owned(),
             name.to_ascii_uppercase(),
-            format!("{}{}", name[..1].to_ascii_uppercase(), &name[1..]),
+            name.chars()
+                .enumerate()
+                .map(|(at, c)| if at == 0 { c.to_ascii_uppercase() } else { c })
+                .collect(),
             name.replace('-', "_"),
         ];
         for spelling in spellings {

@@ -12,6 +12,7 @@
 )]
 
 mod documents;
+mod rust;
 mod verifier;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,7 +21,8 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use shared::policy::signing::{KeyPair, Secret, Signed, sign_ed25519, sign_standard, sign_stripe};
 
-use self::verifier::{Form, Request, Verifier, verify_rust};
+use self::rust::verify_rust;
+use self::verifier::{Form, Request, Verifier};
 
 const DOCUMENTS: usize = 2_000;
 

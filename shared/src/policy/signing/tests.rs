@@ -347,8 +347,11 @@ fn flip(form: Form, header: &str, position: prop::sample::Index, bit: u8) -> Str
         }
         Form::Stripe => {
             let (time, signature) = header.split_once(",v1=").unwrap();
-            let bytes = (0..signature.len() / 2)
-                .map(|at| u8::from_str_radix(&signature[at * 2..at * 2 + 2], 16).unwrap());
+            let digits: Vec<u8> = signature
+                .chars()
+                .map(|digit| u8::try_from(digit.to_digit(16).unwrap()).unwrap())
+                .collect();
+            let bytes = digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]);
             let hex: String = turn(bytes.collect())
                 .iter()
                 .map(|byte| format!("{byte:02x}"))
