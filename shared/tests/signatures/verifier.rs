@@ -1,4 +1,4 @@
-//! Others that verify requests: processes of other languages, with published libraries, and one for Rust.
+//! A process of another language that verifies requests with a published library.
 //!
 //! One process for all requests: a line of JSON in, `true` or `false` out.
 
@@ -128,24 +128,6 @@ fn line(request: &Request) -> serde_json::Value {
         },
         "body": STANDARD.encode(&request.body),
     })
-}
-
-/// The verdict of the published library for Rust.
-pub(crate) fn verify_rust(request: &Request) -> bool {
-    let verifier = standardwebhooks::Webhook::new(&request.key).unwrap();
-    let headers = [
-        ("webhook-id", &request.id),
-        ("webhook-timestamp", &request.timestamp),
-        ("webhook-signature", &request.signature),
-    ];
-    let headers = headers
-        .into_iter()
-        .map(|(name, value)| {
-            let name = http::HeaderName::from_static(name);
-            (name, http::HeaderValue::try_from(value).unwrap())
-        })
-        .collect();
-    verifier.verify(&request.body, &headers).is_ok()
 }
 
 fn repository() -> &'static Path {
