@@ -11,7 +11,9 @@ use shared::runtime::settings::{Settings, Source, args, flags, table};
 use tokio_util::sync::CancellationToken;
 
 use crate::output::{Format, Output};
-use crate::{config, dev, key, listen, migrate, organization, send, serve, tenant, verify};
+use crate::{
+    config, dev, key, listen, master_key, migrate, organization, send, serve, tenant, verify,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -67,6 +69,9 @@ enum Command {
     /// API keys, straight in the database: for the first key of an installation
     #[command(subcommand)]
     Key(key::Command),
+    /// The key that everything secret in the database is sealed with
+    #[command(subcommand)]
+    MasterKey(master_key::Command),
     /// Publish an event
     Send(send::Args),
     /// Receive deliveries: verify their signatures and print them
@@ -90,6 +95,7 @@ impl Command {
             | Self::Organization(_)
             | Self::Tenant(_)
             | Self::Key(_)
+            | Self::MasterKey(_)
             | Self::Send(_)
             | Self::Verify(_) => false,
         }
@@ -106,6 +112,11 @@ const DEV: &[&str] = &[
     "POSTRIDER_DRAIN_TIMEOUT",
 ];
 const DATABASE: &[&str] = &["DATABASE_URL"];
+const SEALED: &[&str] = &[
+    "DATABASE_URL",
+    "POSTRIDER_MASTER_KEY",
+    "POSTRIDER_MASTER_KEY_PREVIOUS",
+];
 const CLIENT: &[&str] = &["POSTRIDER_URL", "POSTRIDER_KEY"];
 
 /// The whole command line, settings included.
@@ -125,8 +136,13 @@ pub(crate) fn command() -> Clap {
     ] {
         command = command.mut_subcommand(name, |sub| sub.args(args(&[names])));
     }
-    for name in ["organization", "tenant", "key"] {
-        command = command.mut_subcommand(name, |sub| sub.args(global(DATABASE)));
+    for (name, names) in [
+        ("organization", DATABASE),
+        ("tenant", DATABASE),
+        ("key", DATABASE),
+        ("master-key", SEALED),
+    ] {
+        command = command.mut_subcommand(name, |sub| sub.args(global(names)));
     }
     command
 }
@@ -179,6 +195,7 @@ async fn dispatch(
         Command::Organization(command) => organization::run(command, settings, output).await,
         Command::Tenant(command) => tenant::run(command, settings, output).await,
         Command::Key(command) => key::run(command, settings, output).await,
+        Command::MasterKey(command) => master_key::run(command, settings, output).await,
         Command::Send(args) => send::run(&args, settings, output).await,
         Command::Listen(args) => listen::run(&args, output, shutdown).await,
         Command::Verify(args) => verify::run(&args, output),

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// The address; 0.0.0.0 is every address of this machine
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
-    /// The endpoint's secret, `whsec_…`; several during a rotation
+    /// The endpoint's secret, `whsec_…`, or a public key, `whpk_…`; several during a rotation
     #[arg(long = "secret", value_name = "SECRET")]
     secrets: Vec<String>,
     /// A file that holds the secret, one a line
@@ -57,7 +57,7 @@ pub(crate) async fn run(
         })?;
         texts.extend(text.lines().map(str::to_owned));
     }
-    let secrets = receiver::secrets(&texts)?;
+    let keys = receiver::keys(&texts)?;
     let status = receiver::status(args.status).map_err(Failure::Configuration)?;
     let receiver = Receiver::bind(SocketAddr::new(args.host, args.port))?;
     note(&format!(
@@ -66,7 +66,7 @@ pub(crate) async fn run(
     ));
     // Not `shutdown` itself: the channel would close as soon, and look like a failure.
     let serving = CancellationToken::new();
-    let mut received = receiver.serve(secrets, status, serving.clone())?;
+    let mut received = receiver.serve(keys, status, serving.clone())?;
     let mut printer = Printer::new(output);
     let mut left = args.count;
     while left != Some(0) {
@@ -161,6 +161,7 @@ fn text(number: u64, request: &Received, seen_before: bool) -> String {
         "webhook-id",
         "webhook-timestamp",
         "webhook-signature",
+        "postrider-signature",
         "postrider-event-type",
         "postrider-delivery-id",
         "postrider-attempt",

@@ -1,5 +1,5 @@
 //! The `postrider` program: everything on one machine (`dev`), the servers (`api`, `worker`), the
-//! database (`migrate`), its first rows (`organization`, `tenant`, `key`), and a user's tools
+//! database (`migrate`, `master-key`), its first rows (`organization`, `tenant`, `key`), and a user's tools
 //! (`send`, `listen`, `verify`, `config`).
 
 mod cli;
@@ -8,6 +8,7 @@ mod config;
 mod dev;
 mod key;
 mod listen;
+mod master_key;
 mod migrate;
 mod organization;
 mod output;

@@ -10,7 +10,6 @@ use actix_web::http::StatusCode;
 use actix_web::http::header::HeaderMap;
 use actix_web::web::{self, Bytes, Data};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
-use shared::policy::signing::Secret;
 use shared::runtime::clock::wall_time;
 use shared::runtime::program::Failure;
 use shared::runtime::spawn_driver;
@@ -18,7 +17,7 @@ use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::signature::{self, Verdict};
+use crate::signature::{self, Keys, Verdict};
 
 /// How far a request's timestamp may be from our clock: what the specification suggests.
 pub(crate) const TOLERANCE: Duration = Duration::from_secs(300);
@@ -57,7 +56,7 @@ pub(crate) struct Receiver {
 
 #[derive(Debug)]
 struct Shared {
-    secrets: Vec<Secret>,
+    keys: Keys,
     status: StatusCode,
     received: mpsc::Sender<Received>,
 }
@@ -84,13 +83,13 @@ impl Receiver {
     /// Answers every request with `status` until `shutdown`; what came in is on the channel.
     pub(crate) fn serve(
         self,
-        secrets: Vec<Secret>,
+        keys: Keys,
         status: StatusCode,
         shutdown: CancellationToken,
     ) -> Result<mpsc::Receiver<Received>, Failure> {
         let (sender, receiver) = mpsc::channel(WAITING);
         let shared = Data::new(Shared {
-            secrets,
+            keys,
             status,
             received: sender,
         });
@@ -124,7 +123,7 @@ async fn receive(request: HttpRequest, body: Bytes, shared: Data<Shared>) -> Htt
     let headers = texts(request.headers());
     let at = wall_time();
     let verdict = signature::check(
-        &shared.secrets,
+        &shared.keys,
         &headers,
         &body,
         at.unix_timestamp(),
@@ -168,12 +167,7 @@ pub(crate) fn status(code: u16) -> Result<StatusCode, String> {
     }
 }
 
-/// Secrets from their texts.
-pub(crate) fn secrets(texts: &[String]) -> Result<Vec<Secret>, Failure> {
-    texts
-        .iter()
-        .map(|text| {
-            Secret::parse(text.trim()).map_err(|error| Failure::Configuration(error.to_string()))
-        })
-        .collect()
+/// Keys from their texts.
+pub(crate) fn keys(texts: &[String]) -> Result<Keys, Failure> {
+    Keys::parse(texts).map_err(Failure::Configuration)
 }

@@ -17,11 +17,14 @@ Examples:
   postrider verify --secret whsec_… --headers headers.txt body.json
   postrider verify --secret whsec_… -H 'webhook-id: evt_…' -H 'webhook-timestamp: 1764450000' \\
                    -H 'webhook-signature: v1,…' --at 1764450000 < body.json
+  postrider verify --secret whpk_… --headers headers.txt body.json             the scheme v1a
+
+Stripe's form (Postrider-Signature) is recognized by its header.
 
 The body must be the exact bytes that came in: an editor that adds a line end breaks the signature.
 Exit code 0 when it is valid, 1 when it is not.")]
 pub(crate) struct Args {
-    /// The endpoint's secret, `whsec_…`; several during a rotation
+    /// The endpoint's secret, `whsec_…`, or a public key, `whpk_…`; several during a rotation
     #[arg(long = "secret", value_name = "SECRET", required = true)]
     secrets: Vec<String>,
     /// A header of the request
@@ -42,7 +45,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, output: Output) -> Result<(), Failure> {
-    let secrets = receiver::secrets(&args.secrets)?;
+    let keys = receiver::keys(&args.secrets)?;
     let mut lines = args.header.clone();
     if let Some(path) = &args.headers {
         let text = read(path)?;
@@ -59,7 +62,7 @@ pub(crate) fn run(args: &Args, output: Output) -> Result<(), Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     let body = read(&args.body)?;
     let now = args.at.unwrap_or_else(|| wall_time().unix_timestamp());
-    let verdict = signature::check(&secrets, &headers, &body, now, args.tolerance);
+    let verdict = signature::check(&keys, &headers, &body, now, args.tolerance);
     output.result(
         &serde_json::json!({"valid": verdict.is_valid(), "detail": verdict.text()}),
         |_| format!("signature {}", verdict.text()),

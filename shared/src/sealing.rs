@@ -26,6 +26,20 @@ const NONCE_BYTES: usize = 12;
 const KEY_ID_BYTES: usize = 4;
 const KEY_BYTES: usize = 32;
 
+/// How much of a sealed value says which key it needs: its version and the key's id.
+pub const HEAD_BYTES: usize = 1 + KEY_ID_BYTES;
+
+/// Which of the keys at hand a value is sealed with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SealedWith {
+    /// The one that new values are sealed with.
+    Current,
+    /// The one before, while rotating.
+    Previous,
+    /// None of them, or it is no sealed value at all.
+    Other,
+}
+
 /// Which master key, without telling the key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KeyId([u8; KEY_ID_BYTES]);
@@ -181,6 +195,37 @@ impl MasterKeys {
             })
     }
 
+    /// Seals a value anew under the current key; `None` if it is sealed with that already.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn reseal(&self, sealed: &[u8], context: &str) -> Result<Option<Vec<u8>>, SealError> {
+        if self.sealed_with(sealed) == SealedWith::Current {
+            return Ok(None);
+        }
+        let value = self.open(sealed, context)?;
+        Ok(Some(self.seal(&value, context)))
+    }
+
+    /// Which key a value names; its first [`HEAD_BYTES`] are enough.
+    #[must_use]
+    pub fn sealed_with(&self, sealed: &[u8]) -> SealedWith {
+        let Some((id, _)) = sealed
+            .strip_prefix(&[VERSION])
+            .and_then(<[u8]>::split_first_chunk::<KEY_ID_BYTES>)
+        else {
+            return SealedWith::Other;
+        };
+        let id = KeyId(*id);
+        if id == self.current.id {
+            SealedWith::Current
+        } else if self.previous.as_ref().is_some_and(|key| key.id == id) {
+            SealedWith::Previous
+        } else {
+            SealedWith::Other
+        }
+    }
+
     fn key(&self, id: KeyId) -> Result<&MasterKey, SealError> {
         [Some(&self.current), self.previous.as_ref()]
             .into_iter()
@@ -248,6 +293,25 @@ mod tests {
         assert!(matches!(error, SealError::UnknownKey { .. }));
         let text = error.to_string();
         assert!(text.contains("POSTRIDER_MASTER_KEY_PREVIOUS"), "{text}");
+    }
+
+    #[test]
+    fn a_value_is_sealed_anew_only_when_another_key_sealed_it() {
+        let before = MasterKeys::new([1; 32], None);
+        let during = MasterKeys::new([2; 32], Some([1; 32]));
+        let after = MasterKeys::new([2; 32], None);
+        let old = before.seal(b"old", CONTEXT);
+        assert_eq!(during.sealed_with(&old), SealedWith::Previous);
+        assert_eq!(during.sealed_with(&old[..HEAD_BYTES]), SealedWith::Previous);
+        assert_eq!(after.sealed_with(&old), SealedWith::Other);
+        assert_eq!(after.sealed_with(&old[..HEAD_BYTES - 1]), SealedWith::Other);
+
+        let new = during.reseal(&old, CONTEXT).unwrap().unwrap();
+        assert_eq!(after.sealed_with(&new), SealedWith::Current);
+        assert_eq!(after.open(&new, CONTEXT).unwrap().as_slice(), b"old");
+        assert_eq!(during.reseal(&new, CONTEXT), Ok(None));
+        assert!(after.reseal(&old, CONTEXT).is_err());
+        assert!(during.reseal(&old, "secret:0194").is_err());
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use shared::policy::signing::Secret;
 use shared::runtime::program::Failure;
 use shared::store::keys::{self, OwnerKey};
 use shared::store::{Database, Role, tenants};
@@ -13,7 +12,8 @@ use super::state::{Names, State};
 use crate::client::ApiClient;
 use crate::key::all_scopes;
 use crate::output::note;
-use crate::receiver::secrets;
+use crate::receiver;
+use crate::signature::Keys;
 use crate::store::store_failure;
 
 /// What the demo publishes with and to.
@@ -88,9 +88,9 @@ impl Demo {
     }
 
     /// The secrets that the receiver checks signatures with.
-    pub(super) fn secrets(&self) -> Result<Vec<Secret>, Failure> {
+    pub(super) fn keys(&self) -> Result<Keys, Failure> {
         let secret = self.names.secret.clone();
-        secrets(&secret.into_iter().collect::<Vec<_>>())
+        receiver::keys(&secret.into_iter().collect::<Vec<_>>())
     }
 
     pub(super) fn save(&self, state: &State) -> Result<(), Failure> {

@@ -110,7 +110,7 @@ impl Stack {
 
         let token = CancellationToken::new();
         let ok = status(200).map_err(Failure::Failed)?;
-        let received = receiver.serve(demo.secrets()?, ok, token.clone())?;
+        let received = receiver.serve(demo.keys()?, ok, token.clone())?;
         self.receiver = Some(token);
         let worker = self.worker.insert(Server::start_worker(&settings).await?);
 

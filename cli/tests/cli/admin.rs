@@ -1,5 +1,8 @@
 //! Commands that go straight to a database.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
 use shared::testing::{TestCluster, TestDatabase};
 
 use crate::running::{Said, postrider, run};
@@ -121,4 +124,72 @@ async fn an_owner_that_does_not_exist_is_named() {
 
     assert!(said.stderr.contains(nobody), "{said:?}");
     assert!(said.stderr.contains("postrider tenant list"), "{said:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_key_is_rotated_step_by_step() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    let keys = shared::sealing::MasterKeys::new([1; 32], None);
+    for _ in 0..3 {
+        let id = uuid::Uuid::new_v4();
+        let (secret, headers) = (
+            keys.seal(b"s", &format!("secret:{id}")),
+            keys.seal(b"h", &format!("headers:{id}")),
+        );
+        let insert =
+            "WITH e AS (INSERT INTO endpoints (public_id, tenant_id, slot, url, sealed_headers)
+                                 VALUES ($1, 1, 0, '', $2) RETURNING id)
+                      INSERT INTO endpoint_secrets (endpoint_id, sealed) SELECT id, $3 FROM e";
+        session
+            .execute(insert, &[&id, &headers, &secret])
+            .await
+            .unwrap();
+    }
+    let text = |byte: u8| STANDARD.encode([byte; 32]);
+    let reseal = |current: u8, previous: Option<u8>, more: &[&str]| {
+        let mut command = postrider(&[&["master-key", "reseal"], more].concat());
+        command.env("DATABASE_URL", database.url());
+        command.env("POSTRIDER_MASTER_KEY", text(current));
+        if let Some(previous) = previous {
+            command.env("POSTRIDER_MASTER_KEY_PREVIOUS", text(previous));
+        }
+        run(&mut command)
+    };
+
+    reseal(1, None, &["--check"]).ended_with(0);
+    let lost = reseal(2, None, &[]).ended_with(1);
+    assert!(
+        lost.stderr.contains("6 values cannot be opened"),
+        "{lost:?}"
+    );
+    assert!(
+        lost.stdout.contains("endpoint_secrets.sealed of ep_"),
+        "{lost:?}"
+    );
+    let left = reseal(2, Some(1), &["--check"]).ended_with(1);
+    assert!(
+        left.stderr
+            .contains("6 values are sealed with POSTRIDER_MASTER_KEY_PREVIOUS"),
+        "{left:?}"
+    );
+
+    let done = reseal(2, Some(1), &["--output", "json"])
+        .ended_with(0)
+        .json();
+    assert_eq!((&done["resealed"], &done["left"]), (&json!(6), &json!(0)));
+    let again = reseal(2, Some(1), &["--output", "json"])
+        .ended_with(0)
+        .json();
+    assert_eq!(again["resealed"], 0);
+    let checked = reseal(2, None, &["--check"]).ended_with(0);
+    assert!(
+        checked.stdout.contains("endpoints.sealed_headers"),
+        "{checked:?}"
+    );
+    for said in [lost, left, checked] {
+        for byte in [1, 2] {
+            assert!(!said.stdout.contains(&text(byte)) && !said.stderr.contains(&text(byte)));
+        }
+    }
 }

@@ -27,6 +27,7 @@ mod pause;
 mod poster;
 mod process;
 mod receiver;
+mod secrets;
 mod sender;
 mod stored;
 mod suspects;

@@ -31,6 +31,7 @@ pub mod pool;
 pub mod queue;
 pub mod recovery;
 pub mod retention;
+pub mod sealed;
 pub mod slots;
 pub mod tenants;
 
@@ -62,6 +63,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         partitions::STATEMENTS,
         leases::STATEMENTS,
         retention::STATEMENTS,
+        sealed::STATEMENTS,
         backlog::STATEMENTS,
     ]
     .into_iter()

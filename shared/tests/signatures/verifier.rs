@@ -1,4 +1,4 @@
-//! Others that verify requests: processes of other languages, with published libraries.
+//! A process of another language that verifies requests with a published library.
 //!
 //! One process for all requests: a line of JSON in, `true` or `false` out.
 

@@ -23,6 +23,7 @@ mod policy_plans;
 mod queue;
 mod recovery;
 mod retention;
+mod sealed;
 mod slots;
 mod statements;
 mod world;

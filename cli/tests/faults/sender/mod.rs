@@ -11,11 +11,8 @@ mod idle;
 mod mtls;
 mod scripted;
 mod secrecy;
+#[expect(dead_code, reason = "the other forms are verified where they are made")]
 #[path = "../../../../shared/tests/signatures/verifier.rs"]
-#[allow(
-    dead_code,
-    reason = "the other forms are verified where requests are signed"
-)]
 mod verifier;
 mod zones;
 
