@@ -1,6 +1,6 @@
 # Plain `make` lists what there is. Everything that a target needs, it installs (scripts/bootstrap).
 .DEFAULT_GOAL := help
-.PHONY: help run test check load hostile
+.PHONY: help run test check load hostile fuzz
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -29,3 +29,10 @@ hostile: ## Play receivers that misbehave against the sender; a table of what ca
 	@scripts/bootstrap run
 	@$(CARGO) build --locked --package postrider-load-tests
 	@$(TARGET)/debug/load-tests hostile
+
+fuzz: ## Hostile texts against the rules for URLs, headers, Retry-After and signatures (ROUNDS=20 CASES=100000)
+	@scripts/bootstrap run
+	@for round in $$(seq $(or $(ROUNDS),20)); do \
+	  echo "round $$round of $(or $(ROUNDS),20): $(or $(CASES),100000) cases for each rule"; \
+	  POSTRIDER_FUZZ_CASES=$(or $(CASES),100000) $(CARGO) test --quiet --locked --package postrider-shared --test fuzz || exit 1; \
+	done
