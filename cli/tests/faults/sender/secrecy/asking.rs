@@ -21,8 +21,8 @@ impl Scene {
             ("/v1/endpoints", settings("ftp://127.0.0.1").to_string()),
             ("/v1/endpoints", settings("http://192.168.1.1").to_string()),
             ("/v1/endpoints", settings(&format!("http://user:{HEADER}@127.0.0.1")).to_string()),
-            ("/v1/endpoints", json!({ "url": "http://127.0.0.1:1/", "headers": { "bad name": HEADER, "host": HEADER, "x": format!("{HEADER}\n") } }).to_string()),
-            ("/v1/endpoints", json!({ "url": "http://127.0.0.1:1/", "client_certificate": { "certificate": HEADER, "private_key": HEADER } }).to_string()),
+            ("/v1/endpoints", json!({ "url": "http://127.0.0.1:8443/", "headers": { "bad name": HEADER, "host": HEADER, "x": format!("{HEADER}\n") } }).to_string()),
+            ("/v1/endpoints", json!({ "url": "http://127.0.0.1:8443/", "client_certificate": { "certificate": HEADER, "private_key": HEADER } }).to_string()),
         ];
         let key = self.world.key.clone();
         for (path, body) in posts {

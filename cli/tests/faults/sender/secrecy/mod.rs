@@ -237,7 +237,7 @@ impl Scene {
     async fn the_proxy_fails(&mut self) {
         let proxied = self
             .world
-            .endpoint("proxied", settings("https://127.0.0.1:1"))
+            .endpoint("proxied", settings("https://127.0.0.1:8443"))
             .await;
         self.world.publish(&proxied).await;
         let refused = "SELECT count(*) FROM attempts WHERE error LIKE 'the forward proxy%'";
