@@ -40,7 +40,6 @@ pub(crate) fn special() -> impl Iterator<Item = Vec<u8>> {
         "\"\u{2028}\u{2029}\u{7f}\u{80}\u{feff}\"",
         "\r\n\t [ ] \r\n\t",
         "\"</script>&amp;<!--\"",
-        "\u{feff}{\"begins\":\"with a byte order mark\"}",
     ]
     .into_iter()
     .map(|text| text.as_bytes().to_vec())

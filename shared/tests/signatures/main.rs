@@ -24,6 +24,9 @@ use self::verifier::{Form, Request, Verifier};
 
 const DOCUMENTS: usize = 2_000;
 
+/// No JSON, so the API takes none of it; what is signed does not depend on that.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf{\"begins\":\"with a mark\"}";
+
 /// From an empty body over each edge of the hashes' blocks (64 bytes, padding from the 56th on; 128 and
 /// 112), and around the sizes of buffers, to the largest that goes out in one piece.
 fn sizes() -> impl Iterator<Item = usize> {
@@ -118,6 +121,7 @@ fn bodies() -> Vec<Vec<u8>> {
     });
     random
         .chain(documents::special())
+        .chain([BYTE_ORDER_MARK.to_vec()])
         .chain(sizes().map(documents::of_size))
         .collect()
 }
