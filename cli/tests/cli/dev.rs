@@ -180,10 +180,12 @@ fn a_second_run_finds_what_the_first_one_kept() {
 #[test]
 fn a_killed_run_does_not_stand_in_the_way_of_the_next() {
     let dir = folder();
-    let first = dev(dir.path(), &[]);
+    let mut first = dev(dir.path(), &[]);
     curl_line(&first);
     let pid = Pid::from_raw(i32::try_from(first.pid()).unwrap()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
+    // Until then it holds its folder.
+    assert_eq!(first.ends().code(), None);
 
     let mut second = dev(dir.path(), &[]);
 
