@@ -140,3 +140,84 @@ fn open_all<K>(
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use shared::domain::endpoint::EndpointState;
+    use shared::domain::signature::Signing;
+    use shared::ids::{EndpointId, EndpointKey};
+    use shared::store::endpoint_runtime::Runtime;
+    use uuid::Uuid;
+
+    use super::*;
+
+    const ID: Uuid = Uuid::from_u128(7);
+
+    fn master() -> MasterKeys {
+        MasterKeys::new([7; 32], None)
+    }
+
+    fn stored(secrets: Vec<SealedKey>, pairs: Vec<SealedKey>) -> StoredEndpoint {
+        StoredEndpoint {
+            key: EndpointKey(1),
+            id: EndpointId(ID),
+            version: 1,
+            state: EndpointState::Enabled,
+            url: String::new(),
+            settings: Ok(EndpointSettings::default()),
+            sealed_headers: None,
+            sealed_client_certificate: None,
+            sealed_secrets: secrets,
+            sealed_key_pairs: pairs,
+            ordered: false,
+            runtime: Runtime::default(),
+        }
+    }
+
+    fn settings(signature: SignatureStyle, signing: Signing) -> EndpointSettings {
+        EndpointSettings {
+            signature,
+            signing,
+            ..EndpointSettings::default()
+        }
+    }
+
+    fn sealed(context: &str) -> SealedKey {
+        (master().seal(&[1; 32], context), None)
+    }
+
+    #[test]
+    fn only_what_the_settings_use_is_opened() {
+        let secrets = vec![sealed(&secret_context(ID)), sealed(&secret_context(ID))];
+        let stored = stored(secrets, vec![sealed(&pair_context(ID))]);
+        for (style, signing, expected) in [
+            (SignatureStyle::Standard, Signing::V1, (2, 0)),
+            (SignatureStyle::Standard, Signing::Both, (2, 1)),
+            (SignatureStyle::Standard, Signing::V1a, (0, 1)),
+            (SignatureStyle::Stripe, Signing::V1, (2, 0)),
+            (SignatureStyle::None, Signing::V1, (0, 0)),
+        ] {
+            let keys = SigningKeys::open(&master(), &stored, &settings(style, signing)).unwrap();
+            assert_eq!((keys.secrets.len(), keys.pairs.len()), expected);
+            assert_eq!(keys.style, style);
+        }
+    }
+
+    #[test]
+    fn an_endpoint_without_a_key_that_it_is_to_sign_with_cannot_be_read() {
+        let (secret, pair) = (sealed(&secret_context(ID)), sealed(&pair_context(ID)));
+        let both = settings(SignatureStyle::Standard, Signing::Both);
+        for (secrets, pairs) in [
+            (vec![secret.clone()], Vec::new()),
+            (Vec::new(), vec![pair.clone()]),
+            // S3: neither is the other, though both are 32 bytes of the same endpoint.
+            (vec![pair.clone()], vec![pair]),
+            (vec![secret.clone()], vec![secret]),
+        ] {
+            let stored = stored(secrets, pairs);
+            assert!(SigningKeys::open(&master(), &stored, &both).is_err());
+            let unsigned = settings(SignatureStyle::None, Signing::V1);
+            assert!(SigningKeys::open(&master(), &stored, &unsigned).is_ok());
+        }
+    }
+}
