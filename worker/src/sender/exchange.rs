@@ -21,9 +21,10 @@ use shared::policy::classify::SendError;
 use shared::runtime::spawn_driver;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::explain;
+use super::paced::Paced;
 use super::pool::Shared;
 
 /// How long a connection is used. With the 30 s that a name's addresses are believed, a receiver that
@@ -37,6 +38,14 @@ const IDLE: Duration = Duration::from_secs(4);
 
 /// How much sooner than its server says we give a connection up.
 const IDLE_MARGIN: Duration = Duration::from_secs(1);
+
+/// More than this of what a server says is of no use: it may say any number, also one that no clock
+/// holds.
+const LONGEST_IDLE: Duration = Duration::from_secs(3_600);
+
+/// How long a connection whose answer has ended is waited for. It is busy with the rest of a request
+/// where the receiver answered before it had read all of it, and may be so for ever.
+const SETTLE: Duration = Duration::from_millis(100);
 
 /// How long an unused connection of HTTP/2 is kept: closing one is announced, and costs nothing.
 const IDLE_SHARED: Duration = Duration::from_secs(20);
@@ -77,8 +86,8 @@ enum Channel {
 
 /// Why there is no answer.
 pub(super) enum Failure {
-    /// The connection ended before it took the request.
-    NotTaken,
+    /// The connection ended before it took the request; and what it died of, if that is known.
+    NotTaken(Option<hyper::Error>),
     /// The receiver says that it has not acted on the request.
     Refused,
     /// Anything else.
@@ -101,7 +110,7 @@ impl Connection {
             .allow_obsolete_multiline_headers_in_responses(true)
             .allow_spaces_after_header_name_in_responses(true)
             .ignore_invalid_headers_in_responses(true)
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(Paced::new(stream)))
             .await
             .map_err(|error| explain::broken(&error, false))?;
         let driver = Driver::of(async move {
@@ -127,7 +136,7 @@ impl Connection {
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(Paced::new(stream)))
             .await
             .map_err(|error| explain::broken(&error, false))?;
         let driver = Driver::of(async move {
@@ -201,7 +210,10 @@ impl Connection {
     /// Whether it can still take a request, as far as is known.
     pub(super) async fn is_ready(&mut self) -> bool {
         match &mut self.channel {
-            Channel::Single { requests, .. } => requests.ready().await.is_ok(),
+            Channel::Single { requests, .. } => {
+                let settled = timeout(SETTLE, requests.ready()).await;
+                settled.is_ok_and(|ready| ready.is_ok())
+            }
             Channel::Shared(place) => !place.0.requests.is_closed(),
         }
     }
@@ -212,13 +224,13 @@ async fn single(
     request: &mut Option<Request<Body>>,
 ) -> Result<Response<Incoming>, Failure> {
     let Some(whole) = request.take() else {
-        return Err(Failure::NotTaken);
+        return Err(Failure::NotTaken(None));
     };
     let sent = requests.try_send_request(whole).await;
     sent.map_err(|mut error| match error.take_message() {
         Some(unsent) => {
             *request = Some(unsent);
-            Failure::NotTaken
+            Failure::NotTaken(Some(error.into_error()))
         }
         None => Failure::Broken(error.into_error()),
     })
@@ -230,7 +242,7 @@ async fn shared(
     authority: &Uri,
 ) -> Result<Response<Incoming>, Failure> {
     let Some(original) = request else {
-        return Err(Failure::NotTaken);
+        return Err(Failure::NotTaken(None));
     };
     // HTTP/2 has no `Host`: it goes into the URI (RFC 9113 8.3.1).
     let mut whole = original.clone();
@@ -243,7 +255,7 @@ async fn shared(
     }
     sent.map_err(|mut error| {
         if error.take_message().is_some() {
-            Failure::NotTaken
+            Failure::NotTaken(Some(error.into_error()))
         } else if explain::was_not_processed(error.error()) {
             Failure::Refused
         } else {
@@ -259,7 +271,7 @@ fn idle_limit(headers: &HeaderMap) -> Option<Duration> {
         .split(',')
         .find_map(|part| part.trim().strip_prefix("timeout="))?;
     let allowed = Duration::from_secs(seconds.trim().parse().ok()?);
-    Some(allowed.saturating_sub(IDLE_MARGIN))
+    Some(allowed.saturating_sub(IDLE_MARGIN).min(LONGEST_IDLE))
 }
 
 /// A connection of HTTP/2.
@@ -359,6 +371,7 @@ mod tests {
             ("max=100, timeout=75", Some(74)),
             ("timeout=1", Some(0)),
             ("timeout=0", Some(0)),
+            ("timeout=18446744073709551615", Some(3_600)),
             ("timeout=18446744073709551616", None),
             ("timeout=-1", None),
             ("max=3", None),

@@ -44,6 +44,27 @@ pub(super) fn broken(error: &hyper::Error, used: bool) -> SendError {
     }
 }
 
+/// What a new connection that ended before it took a request means. Many a server of another protocol
+/// speaks first, and whether its greeting is met before or after the request went out is chance.
+pub(super) fn untaken(error: Option<&hyper::Error>) -> SendError {
+    match error {
+        Some(error) if has_spoken_first(error) => SendError::Protocol,
+        Some(_) | None => SendError::Reset,
+    }
+}
+
+/// hyper has no name for it: an error of its own below the cancelled request, which is none of those
+/// that a connection ends with.
+fn has_spoken_first(error: &hyper::Error) -> bool {
+    let mut below = causes(error)
+        .skip(1)
+        .filter_map(|cause| cause.downcast_ref::<hyper::Error>());
+    below.any(|own| {
+        let has_ended = own.is_canceled() || own.is_closed() || own.is_incomplete_message();
+        !has_ended && own.source().is_none()
+    })
+}
+
 /// The receiver says that it has not acted on the request.
 pub(super) fn was_not_processed(error: &hyper::Error) -> bool {
     http2(error).is_some_and(|error| {

@@ -20,6 +20,7 @@ mod exchange;
 mod explain;
 mod headers;
 mod origin;
+mod paced;
 mod pool;
 mod proxy;
 mod resolver;
@@ -207,8 +208,10 @@ impl Sender {
             match connection.send(&mut message, &authority).await {
                 Ok(head) => return Ok((origin, connection, head)),
                 // A new connection that ends at once was not closed for being idle: that is a failure.
-                Err(Failure::NotTaken) if !used => return Err(SendError::Reset),
-                Err(Failure::NotTaken | Failure::Refused) => {}
+                Err(Failure::NotTaken(error)) if !used => {
+                    return Err(explain::untaken(error.as_ref()));
+                }
+                Err(Failure::NotTaken(_) | Failure::Refused) => {}
                 Err(Failure::Broken(error)) => return Err(explain::broken(&error, used)),
             }
         }

@@ -410,3 +410,56 @@ async fn an_answer_that_is_not_http_is_a_protocol_error() {
     let (result, _) = post(&local(), &receiver).await;
     assert_eq!(result, Err(SendError::Protocol));
 }
+
+/// The receiver answers early and keeps the connection, but the rest of the request is never read.
+#[tokio::test]
+async fn an_answer_before_the_request_was_read_holds_up_no_other_request() {
+    let receiver = Receiver::start(|mut connection, _| async move {
+        let head = connection.0.readable().await;
+        assert!(head.is_ok());
+        connection.say(OK).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let sender = local();
+    let long = || {
+        let mut long = request(receiver.url(), DEADLINE);
+        long.body = Bytes::from(vec![b' '; 8 << 20]);
+        long
+    };
+
+    for _ in 0..2 {
+        let (result, _) = sender.send(long()).await;
+        assert_eq!(result.map(|answer| answer.status), Ok(200));
+    }
+    assert_eq!(receiver.connections(), 2);
+}
+
+#[tokio::test]
+async fn a_receiver_that_asks_for_ages_of_keep_alive_is_sent_to_as_any_other() {
+    let ages = "HTTP/1.1 200 OK\r\nKeep-Alive: timeout=18446744073709551615\r\nContent-Length: 2\r\n\r\nok";
+    let receiver = Receiver::answering(ages).await;
+    let sender = local();
+
+    for _ in 0..2 {
+        assert_eq!(answer(&sender, &receiver).await.status, 200);
+    }
+    assert_eq!(receiver.connections(), 1);
+}
+
+/// SSH and SMTP: whether the greeting comes before or after the request went out is chance.
+#[tokio::test]
+async fn a_server_that_speaks_first_is_told_from_one_that_closes() {
+    let greets = Receiver::start(|mut connection, _| async move {
+        connection.say("220 mail.example ESMTP\r\n").await;
+        connection.closed().await;
+    })
+    .await;
+    for _ in 0..20 {
+        assert_eq!(post(&local(), &greets).await.0, Err(SendError::Protocol));
+    }
+    let closes = Receiver::start(|connection, _| async move { drop(connection) }).await;
+    for _ in 0..20 {
+        assert_eq!(post(&local(), &closes).await.0, Err(SendError::Reset));
+    }
+}
