@@ -9,6 +9,7 @@ use load_tests::hostile::{HostileArguments, run};
 async fn s1_p1_every_hostile_receiver_has_the_outcome_of_the_catalogue() {
     let arguments = HostileArguments {
         parallel: 50,
+        only: None,
         program: Some(PathBuf::from(env!("CARGO_BIN_EXE_load-tests"))),
     };
 

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair,
 };
-use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::version::{TLS12, TLS13};
+use rustls::{ServerConfig, SupportedProtocolVersion};
 use tokio_rustls::TlsAcceptor;
 
 /// What a server shows.
@@ -21,6 +23,13 @@ pub(super) enum Shown {
     SelfSigned,
     WithoutIntermediate,
     OfAStranger,
+    /// Good, over this version of TLS alone.
+    OverTls12,
+    OverTls13,
+    /// For the other side of a connection.
+    ForClients,
+    /// An authority's, for itself.
+    Authority,
     /// A good one with sixty others behind it.
     LongChain,
 }
@@ -62,7 +71,15 @@ impl Authority {
                     vec![rcgen::SanType::DnsName("other.example".try_into()?)];
             }
             Shown::NameInSubjectOnly => parameters.subject_alt_names = Vec::new(),
+            Shown::ForClients => {
+                parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+            }
+            Shown::Authority => {
+                parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            }
             Shown::Good
+            | Shown::OverTls12
+            | Shown::OverTls13
             | Shown::SelfSigned
             | Shown::WithoutIntermediate
             | Shown::OfAStranger
@@ -85,11 +102,32 @@ impl Authority {
             .context("a private key")?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
+            .with_protocol_versions(versions(shown))?
             .with_no_client_auth()
             .with_single_cert(chain, key)?;
         config.alpn_protocols = vec![protocol.to_vec()];
         Ok(TlsAcceptor::from(Arc::new(config)))
+    }
+}
+
+static TLS12_ALONE: [&SupportedProtocolVersion; 1] = [&TLS12];
+static TLS13_ALONE: [&SupportedProtocolVersion; 1] = [&TLS13];
+
+fn versions(shown: Shown) -> &'static [&'static SupportedProtocolVersion] {
+    match shown {
+        Shown::OverTls12 => &TLS12_ALONE,
+        Shown::OverTls13 => &TLS13_ALONE,
+        Shown::Good
+        | Shown::Expired
+        | Shown::NotYetValid
+        | Shown::OtherName
+        | Shown::NameInSubjectOnly
+        | Shown::SelfSigned
+        | Shown::WithoutIntermediate
+        | Shown::OfAStranger
+        | Shown::ForClients
+        | Shown::Authority
+        | Shown::LongChain => rustls::DEFAULT_VERSIONS,
     }
 }
 
@@ -99,6 +137,10 @@ fn behind(shown: Shown, above: &CertificateDer<'static>) -> Vec<CertificateDer<'
         Shown::SelfSigned | Shown::WithoutIntermediate => Vec::new(),
         Shown::LongChain => vec![above.clone(); 60],
         Shown::Good
+        | Shown::OverTls12
+        | Shown::OverTls13
+        | Shown::ForClients
+        | Shown::Authority
         | Shown::Expired
         | Shown::NotYetValid
         | Shown::OtherName

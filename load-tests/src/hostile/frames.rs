@@ -11,12 +11,14 @@ const HEAD: usize = 9;
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
+pub(super) const SETTINGS: u8 = 4;
 const PUSH_PROMISE: u8 = 5;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
+/// A type that nobody has defined.
+pub(super) const UNKNOWN: u8 = 0xbe;
 
 /// On DATA and HEADERS: nothing follows on this stream.
 const END_STREAM: u8 = 1;
@@ -105,8 +107,14 @@ pub(super) fn headers_begun(stream: u32, block: &[u8]) -> Vec<u8> {
     frame(HEADERS, 0, stream, block)
 }
 
-pub(super) fn continuation(stream: u32, block: &[u8]) -> Vec<u8> {
-    frame(CONTINUATION, 0, stream, block)
+/// More of a block of headers; `last`: the end of it.
+pub(super) fn continuation(stream: u32, block: &[u8], last: bool) -> Vec<u8> {
+    frame(
+        CONTINUATION,
+        if last { END_HEADERS } else { 0 },
+        stream,
+        block,
+    )
 }
 
 pub(super) fn data(stream: u32, bytes: &[u8], last: bool) -> Vec<u8> {
@@ -146,6 +154,22 @@ pub(super) fn header(name: &str, value: &[u8]) -> Vec<u8> {
     field.push(value.len() as u8);
     field.extend(value);
     field
+}
+
+/// A header of 254 to 16,510 bytes that is put into the dynamic table as its newest entry; and the byte
+/// that stands for it from then on (RFC 7541 5.1, 6.1, 6.2.1).
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a name is under 127 bytes, and 14 bits hold the rest of the length"
+)]
+pub(super) fn indexed_header(name: &str, value: &[u8]) -> (Vec<u8>, u8) {
+    const NEWEST: u8 = 0x80 | 62;
+    let rest = value.len() - 127;
+    let mut field = vec![0x40, name.len() as u8];
+    field.extend(name.as_bytes());
+    field.extend([127, 0x80 | (rest & 127) as u8, (rest >> 7) as u8]);
+    field.extend(value);
+    (field, NEWEST)
 }
 
 /// The status of an answer, as a block of headers.

@@ -7,9 +7,10 @@
 mod catalogue;
 mod certificates;
 mod frames;
+mod memory;
 mod names;
-mod over_http2;
 mod receiver;
+mod receivers;
 mod run;
 mod script;
 

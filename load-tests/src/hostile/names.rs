@@ -2,7 +2,7 @@
 
 #![expect(clippy::too_many_lines, reason = "a table has as many lines as rows")]
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use shared::policy::address::AddressRules;
@@ -115,6 +115,50 @@ fn table() -> Vec<Named> {
             FINE,
         ),
         named(
+            "dns-seven-dead-addresses-and-a-good-one",
+            "eight.test",
+            vec![addresses(&[
+                [127, 0, 0, 11],
+                [127, 0, 0, 12],
+                [127, 0, 0, 13],
+                [127, 0, 0, 14],
+                [127, 0, 0, 15],
+                [127, 0, 0, 16],
+                [127, 0, 0, 17],
+                GOOD,
+            ])],
+            FINE,
+        ),
+        named(
+            "dns-dead-ipv6-and-good-ipv4",
+            "both.test",
+            vec![Reply::Addresses(
+                vec![Ipv6Addr::LOCALHOST.into(), GOOD.into()],
+                60,
+            )],
+            FINE,
+        ),
+        named(
+            "dns-private-in-ipv6",
+            "mapped.test",
+            vec![Reply::address(Ipv4Addr::from(DENIED).to_ipv6_mapped(), 60)],
+            REFUSED,
+        ),
+        named(
+            "dns-metadata",
+            "metadata.test",
+            vec![addresses(&[[169, 254, 169, 254]])],
+            "address_denied: the endpoint leads to a cloud metadata address, which is not \
+             permitted; the operator can permit it by naming that address alone (/32 or /128) in \
+             POSTRIDER_ALLOW_CIDRS; refused",
+        ),
+        named(
+            "dns-alias-of-itself",
+            "loop.test",
+            vec![Reply::Alias("loop.test".to_owned(), 60)],
+            "dns: the host name could not be resolved: the DNS server failed to look it up; transient",
+        ),
+        named(
             "dns-wildcard-to-private",
             "10.0.0.1.rebind.test",
             vec![],
@@ -134,7 +178,7 @@ pub(super) async fn rows(port: u16) -> anyhow::Result<Vec<Row>> {
     let dns = DnsServer::start().await;
     dns.lead_where_names_say("rebind.test");
     let sender = Sender::new(SenderSettings {
-        rules: AddressRules::parse("127.0.0.0/8").map_err(anyhow::Error::msg)?,
+        rules: AddressRules::parse("127.0.0.0/8 ::1").map_err(anyhow::Error::msg)?,
         resolver: ResolverSettings {
             servers: vec![dns.addr()],
             ..ResolverSettings::default()

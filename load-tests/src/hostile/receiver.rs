@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use super::catalogue::{Behaviour, Wire, catalogue};
+use super::catalogue::{Behaviour, Wire, catalogue, elsewhere};
 use super::certificates::{Authority, Shown};
 use super::script::Player;
 use crate::commands::say;
@@ -27,6 +27,8 @@ const BACKLOG: u32 = 1_024;
 pub(super) struct Places {
     /// The port of each behaviour.
     pub(super) ports: BTreeMap<String, u16>,
+    /// Where redirects lead.
+    pub(super) elsewhere: u16,
     /// The authority behind their certificates, PEM.
     pub(super) authority: String,
 }
@@ -39,15 +41,21 @@ pub(crate) async fn serve() -> anyhow::Result<bool> {
     let authority = Authority::new()?;
     let mut ports = BTreeMap::new();
     let mut counters = BTreeMap::new();
-    for behaviour in catalogue() {
+    let mut place = |behaviour: Behaviour| -> anyhow::Result<u16> {
         let name = behaviour.name.to_owned();
         let count = Arc::new(AtomicUsize::new(0));
         let port = start(behaviour, &authority, Arc::clone(&count))?;
         ports.insert(name.clone(), port);
         counters.insert(name, count);
+        Ok(port)
+    };
+    let elsewhere = place(elsewhere())?;
+    for behaviour in catalogue(elsewhere) {
+        place(behaviour)?;
     }
     let places = Places {
         ports,
+        elsewhere,
         authority: authority.pem(),
     };
     say(&serde_json::to_string(&places)?)?;
@@ -73,7 +81,7 @@ fn start(
     let port = listener.local_addr()?.port();
     let acceptor = match behaviour.wire {
         Wire::Nobody => return Ok(port),
-        Wire::Plain => None,
+        Wire::Plain | Wire::PlainForTls => None,
         Wire::Tls(shown) => Some(authority.acceptor(shown, b"http/1.1")?),
         Wire::Http2 => Some(authority.acceptor(Shown::Good, b"h2")?),
     };

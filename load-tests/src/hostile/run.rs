@@ -1,14 +1,12 @@
 //! Plays the catalogue against the real sender, and says what came of it.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use anyhow::Context as _;
 use bytes::Bytes;
+use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
@@ -21,9 +19,11 @@ use shared::runtime::spawn_driver;
 use tokio::time::Instant;
 use worker::sender::{OutboundRequest, Sender, SenderSettings};
 
-use super::catalogue::{Behaviour, Wire, catalogue};
+use super::catalogue::{Behaviour, LONGEST_BODY, Wire, catalogue, elsewhere};
+use super::memory::Memory;
 use super::names;
-use super::receiver::{Counts, Places};
+use super::receiver::Places;
+use super::receivers::Receivers;
 use crate::commands::say;
 
 /// The deadline of a request that ends at it.
@@ -34,6 +34,8 @@ const AMPLE: Duration = Duration::from_secs(15);
 const LATE: Duration = Duration::from_secs(2);
 /// Behaviours at once, while each is looked at alone.
 const AT_ONCE: usize = 8;
+/// What is sent, or the beginning of it: one for all, or fifty of them would be what fills the memory.
+static BODY: LazyLock<Bytes> = LazyLock::new(|| Bytes::from(vec![b' '; LONGEST_BODY]));
 /// How much the sender's memory may grow, in bytes.
 const MAX_GROWTH: u64 = 64 << 20;
 
@@ -42,6 +44,9 @@ pub struct HostileArguments {
     /// How many requests each behaviour gets at once in the second round, where memory is watched
     #[arg(long, default_value_t = 50)]
     pub parallel: usize,
+    /// Only the behaviours with this in their names
+    #[arg(long)]
+    pub only: Option<String>,
     /// The program that plays the receivers [default: this one]
     #[arg(long)]
     pub program: Option<PathBuf>,
@@ -75,15 +80,15 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// By how much the sender's memory grew in the second round, in bytes.
     pub growth: u64,
-    /// Requests of the second round that ended too late.
-    pub late: usize,
+    /// Requests of the second round that ended too late or otherwise than alone; a line for each kind.
+    pub strays: Vec<String>,
 }
 
 impl Report {
     /// Whether all of it came as it should.
     #[must_use]
     pub fn is_good(&self) -> bool {
-        self.rows.iter().all(Row::is_good) && self.growth <= MAX_GROWTH && self.late == 0
+        self.rows.iter().all(Row::is_good) && self.growth <= MAX_GROWTH && self.strays.is_empty()
     }
 
     /// For people.
@@ -109,14 +114,17 @@ impl Report {
                 text.push_str(&format!("    {:width$}  expected  {}\n", "", row.expected));
             }
         }
+        for stray in &self.strays {
+            text.push_str(&format!("NO  among many: {stray}\n"));
+        }
         let good = self.rows.iter().filter(|row| row.is_good()).count();
         text.push_str(&format!(
-            "{good} of {} behaviours as expected; the sender's memory grew by {} KiB (at most {} \
-             KiB); {} requests ended late\n",
+            "{good} of {} behaviours as expected, {} otherwise among many; the sender's memory grew \
+             by {} KiB (at most {} KiB)\n",
             self.rows.len(),
+            self.strays.len(),
             self.growth >> 10,
             MAX_GROWTH >> 10,
-            self.late
         ));
         text
     }
@@ -139,116 +147,127 @@ pub async fn run(arguments: &HostileArguments) -> anyhow::Result<Report> {
         None => std::env::current_exe()?,
     };
     let mut receivers = Receivers::start(program)?;
+    let wanted = arguments.only.as_deref().unwrap_or_default();
+    let jobs: Vec<Behaviour> = std::iter::once(elsewhere())
+        .chain(catalogue(receivers.places.elsewhere))
+        .filter(|behaviour| behaviour.name.contains(wanted))
+        .collect();
+    eprintln!("{} behaviours, each alone", jobs.len());
+    let mut rows = each_alone(&sender(&receivers.places)?, &jobs, &mut receivers).await?;
+    let names = names::rows(receivers.port_of("good")).await?;
+    rows.extend(names.into_iter().filter(|row| row.name.contains(wanted)));
+    eprintln!("the same, {} at a time", arguments.parallel);
+    // From here on, for what is needed once is there by now.
+    let memory = Memory::watched()?;
+    // Nothing is left of the first round's connections: each of many opens its own.
     let sender = Arc::new(sender(&receivers.places)?);
-    let jobs: Vec<Arc<Behaviour>> = catalogue().into_iter().map(Arc::new).collect();
-    eprintln!("{} behaviours, one at a time", jobs.len());
-    let outcomes: Vec<(usize, String, Duration)> = stream::iter(jobs.iter().enumerate())
-        .map(|(at, behaviour)| {
-            let port = receivers.port(behaviour);
-            let (sender, behaviour) = (Arc::clone(&sender), Arc::clone(behaviour));
+    let strays = each_by_many(&sender, &jobs, &receivers, arguments.parallel).await?;
+    Ok(Report {
+        rows,
+        growth: memory.growth()?,
+        strays,
+    })
+}
+
+/// The first round, where connections are counted.
+async fn each_alone(
+    sender: &Sender,
+    jobs: &[Behaviour],
+    receivers: &mut Receivers,
+) -> anyhow::Result<Vec<Row>> {
+    let outcomes: Vec<(String, Duration)> = stream::iter(jobs)
+        .map(|behaviour| {
+            let port = receivers.port_of(behaviour.name);
             async move {
                 let started = Instant::now();
-                (
-                    at,
-                    alone(&sender, &behaviour, port).await,
-                    started.elapsed(),
-                )
+                let outcome = alone(sender, behaviour, port).await;
+                (outcome, started.elapsed())
             }
         })
-        .buffer_unordered(AT_ONCE)
+        .buffered(AT_ONCE)
         .collect()
         .await;
     let counts = receivers.counts()?;
-    let mut rows = rows(&jobs, outcomes, &counts);
-    rows.extend(names::rows(receivers.port_of("good")).await?);
-    eprintln!("the same, {} at a time", arguments.parallel);
-    let (growth, late) = in_parallel(&sender, &jobs, &receivers, arguments.parallel).await?;
-    Ok(Report { rows, growth, late })
+    let row = |(behaviour, (got, took)): (&Behaviour, (String, Duration))| {
+        let count = counts.get(behaviour.name).copied().unwrap_or(0);
+        let plural = if count == 1 { "" } else { "s" };
+        Row {
+            name: behaviour.name,
+            expected: behaviour.expected.clone(),
+            got: format!("{got}; {count} connection{plural}"),
+            took,
+        }
+    };
+    Ok(jobs.iter().zip(outcomes).map(row).collect())
 }
 
-fn rows(
-    jobs: &[Arc<Behaviour>],
-    mut outcomes: Vec<(usize, String, Duration)>,
-    counts: &Counts,
-) -> Vec<Row> {
-    outcomes.sort_by_key(|(at, ..)| *at);
-    let named = jobs.iter().zip(outcomes);
-    named
-        .map(|(behaviour, (_, got, took))| {
-            let count = counts.get(behaviour.name).copied().unwrap_or(0);
-            let plural = if count == 1 { "" } else { "s" };
-            Row {
-                name: behaviour.name,
-                expected: behaviour.expected.to_owned(),
-                got: format!("{got}; {count} connection{plural}"),
-                took,
-            }
-        })
-        .collect()
-}
-
-/// A behaviour's requests, one after the other, and the outcome of the last one.
+/// The outcomes of a behaviour's requests, one after the other; several alike are one.
 async fn alone(sender: &Sender, behaviour: &Behaviour, port: u16) -> String {
-    let mut last = String::new();
+    let mut outcomes = Vec::new();
     for _ in 0..behaviour.requests {
         let (result, _) = sender.send(request(behaviour, port)).await;
-        last = told(&result);
+        outcomes.push(told(&result));
     }
-    last
+    outcomes.dedup();
+    outcomes.join(", then ")
 }
 
-/// Each behaviour many times at once: by how much memory grew, and how many requests ended late.
-async fn in_parallel(
+/// The second round: what came late or otherwise than alone, with how often.
+async fn each_by_many(
     sender: &Arc<Sender>,
-    jobs: &[Arc<Behaviour>],
+    jobs: &[Behaviour],
     receivers: &Receivers,
     parallel: usize,
-) -> anyhow::Result<(u64, usize)> {
-    let before = resident()?;
-    let most = Arc::new(AtomicU64::new(before));
-    let watching = spawn_driver(watch(Arc::clone(&most)));
-    let mut late = 0;
+) -> anyhow::Result<Vec<String>> {
+    let mut strays = Vec::new();
     for behaviour in jobs {
-        let port = receivers.port(behaviour);
-        let many = stream::iter(0..parallel).map(|_| async {
+        let port = receivers.port_of(behaviour.name);
+        strays.extend(by_many(sender, behaviour, port, parallel).await?);
+    }
+    Ok(strays)
+}
+
+async fn by_many(
+    sender: &Arc<Sender>,
+    behaviour: &Behaviour,
+    port: u16,
+    parallel: usize,
+) -> anyhow::Result<Vec<String>> {
+    // A task for each, as in the worker.
+    let sending: Vec<_> = (0..parallel)
+        .map(|_| {
+            let sender = Arc::clone(sender);
             let request = request(behaviour, port);
             let allowed = request.timeout + LATE;
-            let started = Instant::now();
-            let (_outcome, _timings) = sender.send(request).await;
-            started.elapsed() > allowed
-        });
-        let ended: Vec<bool> = many.buffer_unordered(parallel).collect().await;
-        late += ended.into_iter().filter(|late| *late).count();
+            spawn_driver(async move {
+                let started = Instant::now();
+                let (result, _) = sender.send(request).await;
+                (told(&result), started.elapsed() > allowed)
+            })
+        })
+        .collect();
+    let expected = behaviour.expected_of_many();
+    let mut strays = BTreeMap::new();
+    for ended in join_all(sending).await {
+        let (got, is_late) = ended?;
+        let stray = if is_late {
+            format!("{} ended late", behaviour.name)
+        } else if expected.is_some_and(|expected| expected != got) {
+            format!("{} came to: {got}", behaviour.name)
+        } else {
+            continue;
+        };
+        *strays.entry(stray).or_insert(0) += 1;
     }
-    watching.abort();
-    most.fetch_max(resident()?, Ordering::Relaxed);
-    Ok((most.load(Ordering::Relaxed).saturating_sub(before), late))
-}
-
-/// Ends with the round.
-async fn watch(most: Arc<AtomicU64>) {
-    let mut tick = tokio::time::interval(Duration::from_millis(10));
-    loop {
-        tick.tick().await;
-        if let Ok(now) = resident() {
-            most.fetch_max(now, Ordering::Relaxed);
-        }
-    }
-}
-
-/// This process' resident memory, in bytes.
-fn resident() -> anyhow::Result<u64> {
-    let text = std::fs::read_to_string("/proc/self/statm")?;
-    let pages: u64 = text.split(' ').nth(1).context("statm")?.parse()?;
-    Ok(pages * rustix::param::page_size() as u64)
+    let line = |(stray, count): (String, usize)| format!("{count} times {stray}");
+    Ok(strays.into_iter().map(line).collect())
 }
 
 fn request(behaviour: &Behaviour, port: u16) -> OutboundRequest {
-    let tls = match behaviour.wire {
-        Wire::Tls(_) | Wire::Http2 => true,
-        Wire::Nobody | Wire::Plain => behaviour.name.starts_with("tls-"),
+    let scheme = match behaviour.wire {
+        Wire::PlainForTls | Wire::Tls(_) | Wire::Http2 => "https",
+        Wire::Nobody | Wire::Plain => "http",
     };
-    let scheme = if tls { "https" } else { "http" };
     let timeout = if behaviour.hangs { SHORT } else { AMPLE };
     let url = format!("{scheme}://127.0.0.1:{port}/hooks");
     post(&url, behaviour.body, timeout)
@@ -264,7 +283,7 @@ pub(super) fn post(url: &str, bytes: usize, timeout: Duration) -> OutboundReques
         method: http::Method::POST,
         url,
         headers,
-        body: Bytes::from(vec![b' '; bytes]),
+        body: BODY.slice(..bytes.min(BODY.len())),
         timeout,
         identity: None,
     }
@@ -318,60 +337,4 @@ fn sender(places: &Places) -> anyhow::Result<Sender> {
         roots,
         ..SenderSettings::default()
     })?)
-}
-
-/// The process with the receivers; ends with this one.
-struct Receivers {
-    process: Child,
-    stdin: Option<ChildStdin>,
-    stdout: BufReader<ChildStdout>,
-    places: Places,
-}
-
-impl Receivers {
-    fn start(program: PathBuf) -> anyhow::Result<Self> {
-        let mut process = Command::new(&program)
-            .arg("hostile-receiver")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        let stdin = process.stdin.take();
-        let mut stdout = BufReader::new(process.stdout.take().context("its stdout")?);
-        let places = serde_json::from_str(&line(&mut stdout)?)?;
-        Ok(Self {
-            process,
-            stdin,
-            stdout,
-            places,
-        })
-    }
-
-    fn port(&self, behaviour: &Behaviour) -> u16 {
-        self.port_of(behaviour.name)
-    }
-
-    fn port_of(&self, name: &str) -> u16 {
-        self.places.ports.get(name).copied().unwrap_or(0)
-    }
-
-    fn counts(&mut self) -> anyhow::Result<Counts> {
-        let stdin = self.stdin.as_mut().context("its stdin")?;
-        writeln!(stdin, "counts")?;
-        Ok(serde_json::from_str(&line(&mut self.stdout)?)?)
-    }
-}
-
-impl Drop for Receivers {
-    fn drop(&mut self) {
-        drop(self.stdin.take());
-        // It ends with its stdin; waiting for it leaves no zombie.
-        let _ended = self.process.wait();
-    }
-}
-
-fn line(from: &mut BufReader<ChildStdout>) -> anyhow::Result<String> {
-    let mut line = String::new();
-    from.read_line(&mut line)?;
-    Ok(line)
 }

@@ -44,6 +44,8 @@ pub(super) enum Step {
     Drip(Bytes),
     /// Says these bytes over and over, as fast as they are taken.
     Flood(Bytes),
+    /// Says these bytes below TLS, where a stranger on the way could.
+    SayBelow(Bytes),
     /// Reads and forgets until the other side closes.
     Hold,
     /// Neither reads nor writes.
@@ -130,6 +132,7 @@ impl<W: Wire> Player<W> {
             Step::SayOn(frames) => self.say(&frames(self.stream)).await?,
             Step::Drip(bytes) => self.drip(bytes).await?,
             Step::Flood(bytes) => self.flood(bytes).await?,
+            Step::SayBelow(bytes) => self.wire.tcp().write_all(bytes).await?,
             Step::Hold => self.hold().await?,
             Step::Ignore => std::future::pending().await,
             Step::CloseWriting => self.wire.shutdown().await?,

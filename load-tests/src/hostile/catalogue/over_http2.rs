@@ -2,32 +2,24 @@
 
 #![expect(clippy::too_many_lines, reason = "a table has as many lines as rows")]
 
-use bytes::Bytes;
-
-use super::catalogue::{Behaviour, Wire};
-use super::frames::{
+use super::super::frames::{
     CANCEL, ENHANCE_YOUR_CALM, HTTP_1_1_REQUIRED, INITIAL_WINDOW_SIZE, INTERNAL_ERROR,
-    MAX_CONCURRENT_STREAMS, MAX_FRAME_SIZE, NO_ERROR, REFUSED_STREAM, continuation, data, go_away,
-    header, headers, headers_begun, ok, ping, push_promise, rst_stream, settings, settings_taken,
-    status, window_update,
+    MAX_CONCURRENT_STREAMS, MAX_FRAME_SIZE, NO_ERROR, REFUSED_STREAM, SETTINGS, data, frame,
+    go_away, header, headers, ok, push_promise, rst_stream, settings, settings_taken, status,
+    window_update,
 };
-use super::script::Step;
+use super::super::script::Step;
+use super::{Behaviour, FINE, MAYBE, PROTOCOL, RESET, SILENT, Wire, say};
 
-const FINE: &str = "200, 2 B, whole; delivered; 1 connection";
-const RESET: &str = "reset: the connection was closed before the response; transient; 1 connection";
-const PROTOCOL: &str = "protocol: the response is not valid HTTP; transient; 1 connection";
-const SILENT: &str = "timeout: timed out waiting for the response; transient; 1 connection";
 const NOT_SENT: &str = "not_sent: the receiver closed every connection before it took the \
      request; transient, forgiven; 3 connections";
-const MAYBE: &str = "maybe_sent: a reused connection was closed before the response; the request \
-     may have been received; transient, forgiven; 1 connection";
-
-fn say(bytes: Vec<u8>) -> Step {
-    Step::Say(Bytes::from(bytes))
-}
 
 /// Greets as a server does, reads one request, and goes on so.
-fn after_a_request(name: &'static str, rest: Vec<Step>, expected: &'static str) -> Behaviour {
+pub(super) fn after_a_request(
+    name: &'static str,
+    rest: Vec<Step>,
+    expected: &'static str,
+) -> Behaviour {
     let greeting = [settings(&[]), settings_taken()].concat();
     let mut script = vec![say(greeting), Step::ReadStream];
     script.extend(rest);
@@ -53,10 +45,8 @@ fn with_settings(name: &'static str, values: &[(u16, u32)], expected: &'static s
 
 /// The table's part.
 pub(super) fn catalogue() -> Vec<Behaviour> {
-    let mut all = streams();
-    all.extend(endings());
-    all.extend(floods());
-    all
+    let parts = [streams(), answers(), endings()];
+    parts.into_iter().flatten().collect()
 }
 
 fn streams() -> Vec<Behaviour> {
@@ -100,6 +90,30 @@ fn streams() -> Vec<Behaviour> {
             vec![SayOn(|it| rst_stream(it, HTTP_1_1_REQUIRED)), Hold],
             RESET,
         ),
+        with_settings("h2-window-of-nothing", &[(INITIAL_WINDOW_SIZE, 0)], SILENT)
+            .with_body(200_000)
+            .hanging(),
+        after_a_request(
+            "h2-window-grown-by-nothing",
+            vec![say(window_update(0, 0)), Hold],
+            PROTOCOL,
+        ),
+        after_a_request(
+            "h2-window-grown-beyond-31-bits",
+            vec![say(window_update(0, 0x7fff_ffff)), Hold],
+            PROTOCOL,
+        ),
+    ]
+}
+
+/// Requests that are answered, somehow.
+fn answers() -> Vec<Behaviour> {
+    use Step::*;
+    let head = |name, block: fn() -> Vec<u8>, expected| {
+        let answer = say(headers(1, &block(), true));
+        after_a_request(name, vec![answer, Hold], expected)
+    };
+    vec![
         after_a_request(
             "h2-body-cut-by-a-reset",
             vec![
@@ -146,11 +160,130 @@ fn streams() -> Vec<Behaviour> {
             PROTOCOL,
         ),
         after_a_request(
-            "h2-drips-a-body",
+            "h2-stops-after-the-head",
             vec![SayOn(|it| headers(it, &status("200"), false)), Hold],
             "200, 0 B, too slow; delivered; 1 connection",
         )
         .hanging(),
+        after_a_request(
+            "h2-drips-a-body",
+            vec![
+                SayOn(|it| headers(it, &status("200"), false)),
+                Drip(data(1, b"b", false).into()),
+            ],
+            "200, some B, too slow; delivered; 1 connection",
+        )
+        .hanging(),
+        after_a_request(
+            "h2-answer-and-a-reset-without-error",
+            vec![
+                SayOn(|it| [ok(it), rst_stream(it, NO_ERROR)].concat()),
+                Hold,
+            ],
+            FINE,
+        ),
+        after_a_request(
+            "h2-trailers",
+            vec![
+                SayOn(|it| {
+                    [
+                        headers(it, &status("200"), false),
+                        data(it, b"ok", false),
+                        headers(it, &header("a", b"b"), true),
+                    ]
+                    .concat()
+                }),
+                Hold,
+            ],
+            FINE,
+        ),
+        after_a_request(
+            "h2-early-hints-then-the-answer",
+            vec![
+                SayOn(|it| [headers(it, &status("103"), false), ok(it)].concat()),
+                Hold,
+            ],
+            FINE,
+        ),
+        after_a_request(
+            "h2-body-longer-than-said",
+            vec![
+                SayOn(|it| {
+                    let block = [status("200"), header("content-length", b"1")].concat();
+                    [headers(it, &block, false), data(it, b"ok", true)].concat()
+                }),
+                Hold,
+            ],
+            "200, 0 B, cut; delivered; 1 connection",
+        ),
+        after_a_request(
+            "h2-body-shorter-than-said",
+            vec![
+                SayOn(|it| {
+                    let block = [status("200"), header("content-length", b"9")].concat();
+                    [headers(it, &block, false), data(it, b"ok", true)].concat()
+                }),
+                Hold,
+            ],
+            "200, 0 B, cut; delivered; 1 connection",
+        ),
+        after_a_request(
+            "h2-frame-longer-than-allowed",
+            vec![SayOn(|it| data(it, &[b'x'; 17_000], true)), Hold],
+            PROTOCOL,
+        ),
+        after_a_request(
+            "h2-frame-cut",
+            vec![SayOn(|it| ok(it).into_iter().take(12).collect())],
+            "200, 0 B, cut; delivered; 1 connection",
+        ),
+        after_a_request(
+            "h2-settings-on-a-stream",
+            vec![SayOn(|it| frame(SETTINGS, 0, it, &[])), Hold],
+            PROTOCOL,
+        ),
+        head("h2-status-000", || status("000"), PROTOCOL),
+        head(
+            "h2-status-600",
+            || status("600"),
+            "600, 0 B, whole; permanent; 1 connection",
+        ),
+        head(
+            "h2-two-statuses",
+            || [status("200"), status("500")].concat(),
+            PROTOCOL,
+        ),
+        head(
+            "h2-status-behind-a-header",
+            || [header("a", b"b"), status("200")].concat(),
+            PROTOCOL,
+        ),
+        head(
+            "h2-header-in-capitals",
+            || [status("200"), header("A", b"b")].concat(),
+            PROTOCOL,
+        ),
+        head(
+            "h2-header-with-nul",
+            || [status("200"), header("a", b"b\0c")].concat(),
+            PROTOCOL,
+        ),
+        head(
+            "h2-header-of-a-connection",
+            || [status("200"), header("connection", b"close")].concat(),
+            PROTOCOL,
+        ),
+        head("h2-block-of-garbage", || vec![0xff; 64], PROTOCOL),
+        head(
+            "h2-block-that-names-no-entry",
+            || vec![0x88, 0xbe],
+            PROTOCOL,
+        ),
+        head(
+            "h2-table-larger-than-allowed",
+            || vec![0x3f, 0xe1, 0xff, 0xff, 0x03, 0x88],
+            PROTOCOL,
+        ),
     ]
 }
 
@@ -214,67 +347,5 @@ fn endings() -> Vec<Behaviour> {
             PROTOCOL,
         ),
         Behaviour::new("h2-closes-at-once", Wire::Http2, vec![], RESET),
-    ]
-}
-
-fn floods() -> Vec<Behaviour> {
-    use Step::*;
-    let flood = |frame: Vec<u8>| Flood(Bytes::from(frame));
-    let many = |frame: Vec<u8>| frame.repeat(256);
-    vec![
-        after_a_request("h2-ping-flood", vec![flood(many(ping()))], SILENT).hanging(),
-        after_a_request(
-            "h2-settings-flood",
-            vec![flood(many(settings(&[])))],
-            SILENT,
-        )
-        .hanging(),
-        after_a_request(
-            "h2-window-flood",
-            vec![flood(many(window_update(0, 1)))],
-            SILENT,
-        )
-        .hanging(),
-        after_a_request(
-            "h2-empty-data-flood",
-            vec![
-                SayOn(|it| headers(it, &status("200"), false)),
-                SayOn(|it| data(it, b"", false).repeat(100_000)),
-                Hold,
-            ],
-            "200, 0 B, cut; delivered; 1 connection",
-        ),
-        after_a_request(
-            "h2-continuation-flood",
-            vec![
-                SayOn(|it| headers_begun(it, &status("200"))),
-                SayOn(|it| continuation(it, &header("a", b"b")).repeat(100_000)),
-                Hold,
-            ],
-            PROTOCOL,
-        ),
-        after_a_request(
-            "h2-header-list-too-large",
-            vec![
-                SayOn(|it| {
-                    headers(
-                        it,
-                        &[status("200"), header("a", &[b'b'; 100]).repeat(150)].concat(),
-                        true,
-                    )
-                }),
-                Hold,
-            ],
-            "200, 0 B, whole; delivered; 1 connection",
-        ),
-        after_a_request(
-            "h2-success-of-a-mebibyte",
-            vec![
-                SayOn(|it| headers(it, &status("200"), false)),
-                SayOn(|it| data(it, &[b'x'; 16_000], false).repeat(4)),
-                Hold,
-            ],
-            "200, 256 B, longer; delivered; 1 connection",
-        ),
     ]
 }
