@@ -13,8 +13,8 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How much is read before others get their turn, in bytes: a record of TLS.
-const AT_ONCE: usize = 16 * 1_024;
+/// How much is read before others get their turn, in bytes: more than most answers have.
+const AT_ONCE: usize = 8 * 1_024;
 
 /// See the module.
 pub(super) struct Paced<S> {
