@@ -77,14 +77,21 @@ fn start(
 ) -> anyhow::Result<u16> {
     let socket = tokio::net::TcpSocket::new_v4()?;
     socket.bind((Ipv4Addr::LOCALHOST, 0).into())?;
-    let listener = socket.listen(BACKLOG)?;
-    let port = listener.local_addr()?.port();
+    let port = socket.local_addr()?.port();
     let acceptor = match behaviour.wire {
-        Wire::Nobody => return Ok(port),
+        Wire::Nobody => {
+            // Held, so that nobody else comes to listen there.
+            spawn_driver(async move {
+                std::future::pending::<()>().await;
+                drop(socket);
+            });
+            return Ok(port);
+        }
         Wire::Plain | Wire::PlainForTls => None,
         Wire::Tls(shown) => Some(authority.acceptor(shown, b"http/1.1")?),
         Wire::Http2 => Some(authority.acceptor(Shown::Good, b"h2")?),
     };
+    let listener = socket.listen(BACKLOG)?;
     spawn_driver(accept(listener, Arc::new(behaviour), acceptor, count));
     Ok(port)
 }
