@@ -190,15 +190,15 @@ impl Connection {
     }
 
     /// Sends a request and waits for the head of its answer. `request` is in the form of HTTP/1 and is
-    /// there again when it was not processed.
+    /// there again when it was not processed. `whole`: the URL of it, for a shared connection.
     pub(super) async fn send(
         &mut self,
         request: &mut Option<Request<Body>>,
-        authority: &Uri,
+        whole: Option<Uri>,
     ) -> Result<Response<Incoming>, Failure> {
         let answer = match &mut self.channel {
             Channel::Single { requests, .. } => single(requests, request).await,
-            Channel::Shared(place) => shared(&place.0, request, authority).await,
+            Channel::Shared(place) => shared(&place.0, request, whole).await,
         };
         if let Ok(head) = &answer {
             self.idle = idle_limit(head.headers()).unwrap_or(self.idle);
@@ -239,15 +239,15 @@ async fn single(
 async fn shared(
     line: &Line,
     request: &Option<Request<Body>>,
-    authority: &Uri,
+    whole_uri: Option<Uri>,
 ) -> Result<Response<Incoming>, Failure> {
-    let Some(original) = request else {
+    let (Some(original), Some(whole_uri)) = (request, whole_uri) else {
         return Err(Failure::NotTaken(None));
     };
     // HTTP/2 has no `Host`: it goes into the URI (RFC 9113 8.3.1).
     let mut whole = original.clone();
     whole.headers_mut().remove(HOST);
-    *whole.uri_mut() = authority.clone();
+    *whole.uri_mut() = whole_uri;
     let unanswered = Unanswered(line);
     let sent = line.requests.clone().try_send_request(whole).await;
     if sent.is_ok() {

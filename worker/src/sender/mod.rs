@@ -128,6 +128,7 @@ pub struct OutboundRequest {
     pub identity: Option<Arc<ClientIdentity>>,
 }
 
+type Message = Request<Full<Bytes>>;
 type Pool = Mutex<Shelves<Connection, Arc<Line>>>;
 
 /// Sends requests over a pool of connections. One for a whole process.
@@ -178,8 +179,8 @@ impl Sender {
     async fn exchange(&self, request: OutboundRequest, trace: &mut Trace) -> SendResult {
         let deadline = Instant::now() + request.timeout;
         vet_literal(&request.url, &self.dialer.rules).map_err(SendError::AddressDenied)?;
-        let url = request.url.clone();
-        let answered = timeout_at(deadline, self.answer(request, trace)).await;
+        let (url, message, identity) = prepared(request)?;
+        let answered = timeout_at(deadline, self.answer(&url, message, identity, trace)).await;
         let (origin, connection, head) = match answered {
             Ok(answered) => answered?,
             Err(_elapsed) => return Err(SendError::Timeout(trace.phase())),
@@ -195,17 +196,20 @@ impl Sender {
     /// The head of an answer, and the connection that it came over.
     async fn answer(
         &self,
-        request: OutboundRequest,
+        url: &Url,
+        message: Message,
+        identity: Option<Arc<ClientIdentity>>,
         trace: &mut Trace,
     ) -> Result<(Arc<Origin>, Connection, http::Response<Incoming>), SendError> {
-        let origin = Arc::new(Origin::of(&request.url, request.identity.clone())?);
-        let authority = uri(request.url.as_str())?;
-        let mut message = Some(prepared(request)?);
+        let origin = Arc::new(Origin::of(url, identity)?);
+        let mut message = Some(message);
         for _ in 0..MOST_TRIES {
             let mut connection = self.connection(&origin, trace).await?;
             let used = connection.used;
             trace.sends_to(connection.address, used);
-            match connection.send(&mut message, &authority).await {
+            // HTTP/2 alone needs the whole of it.
+            let whole = connection.line().map(|_| uri(url.as_str())).transpose()?;
+            match connection.send(&mut message, whole).await {
                 Ok(head) => return Ok((origin, connection, head)),
                 // A new connection that ends at once was not closed for being idle: that is a failure.
                 Err(Failure::NotTaken(error)) if !used => {
@@ -283,17 +287,19 @@ async fn sweep(pool: Weak<Pool>) {
 }
 
 /// A request in the form of HTTP/1: the path alone, the host in a header.
-fn prepared(request: OutboundRequest) -> Result<Request<Full<Bytes>>, SendError> {
-    let url = &request.url;
+fn prepared(
+    request: OutboundRequest,
+) -> Result<(Url, Message, Option<Arc<ClientIdentity>>), SendError> {
+    let url = request.url;
     let path = match url.query() {
         Some(query) => uri(&[url.path(), "?", query].concat())?,
         None => uri(url.path())?,
     };
-    let mut prepared = Request::new(Full::new(request.body));
-    *prepared.method_mut() = request.method;
-    *prepared.uri_mut() = path;
-    *prepared.headers_mut() = request.headers;
-    Ok(prepared)
+    let mut message = Request::new(Full::new(request.body));
+    *message.method_mut() = request.method;
+    *message.uri_mut() = path;
+    *message.headers_mut() = request.headers;
+    Ok((url, message, request.identity))
 }
 
 fn uri(text: &str) -> Result<Uri, SendError> {
