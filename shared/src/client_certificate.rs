@@ -1,8 +1,7 @@
 //! Client certificates for receivers that ask for one (mutual TLS): read when saved, and again when
 //! used, by one rule.
 //!
-//! Not here: how they are kept (sealed, like secrets) and shown (not at all, but for what
-//! [`Facts`] says).
+//! Not here: how they are kept ([`crate::sealed_parts`]).
 //!
 //! # Invariants
 //! - S2 no error shows what it is about.
@@ -10,7 +9,6 @@
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
-use sha2::{Digest as _, Sha256};
 
 /// The longest chain that is taken, in certificates.
 pub const MAX_CHAIN: usize = 8;
@@ -37,13 +35,6 @@ pub enum ClientCertificateError {
     /// Two that do not belong together.
     #[error("the key does not belong to the certificate")]
     Mismatch,
-}
-
-/// What may be shown of a certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
-    /// SHA-256 of the certificate itself, in hexadecimal, as `openssl x509 -fingerprint -sha256` has it.
-    pub fingerprint: String,
 }
 
 /// Reads a certificate with its intermediates and its key, and checks that they belong together.
@@ -77,14 +68,4 @@ pub fn parse(chain: &str, key: &str) -> Result<CertifiedKey, ClientCertificateEr
         }
     })?;
     Ok(certified)
-}
-
-/// What may be shown of it.
-#[must_use]
-pub fn facts(certified: &CertifiedKey) -> Facts {
-    let own = certified.cert.first().map_or(&[][..], |it| it.as_ref());
-    let hash = Sha256::digest(own);
-    Facts {
-        fingerprint: hash.iter().map(|byte| format!("{byte:02x}")).collect(),
-    }
 }

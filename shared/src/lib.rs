@@ -5,6 +5,7 @@
 //! - [`policy`]: pure decisions; time and chance come in as arguments.
 //! - `store` (feature): the only place with SQL.
 //! - `client_certificate` (feature `store`): what endpoints with mutual TLS show.
+//! - `sealed_parts` (feature `store`): how an endpoint's headers and client certificate lie there.
 //! - `sealing` (feature `store`): what lies encrypted in the database.
 //! - `runtime` (feature): settings, clocks, telemetry, supervised tasks.
 //! - `embedded_postgres` (feature): a private PostgreSQL for `postrider dev` and for tests.
@@ -22,6 +23,8 @@ pub mod client_certificate;
 pub mod embedded_postgres;
 #[cfg(feature = "runtime")]
 pub mod runtime;
+#[cfg(feature = "store")]
+pub mod sealed_parts;
 #[cfg(feature = "store")]
 pub mod sealing;
 #[cfg(feature = "store")]

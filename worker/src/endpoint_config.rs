@@ -7,11 +7,14 @@ use shared::ids::{EndpointId, EndpointKey};
 use shared::policy::address::{UrlError, parse_endpoint_url};
 use shared::policy::classify::SendError;
 use shared::policy::headers::HeaderError;
+use shared::sealed_parts::{ClientCertificate, open_client_certificate, open_headers};
+use shared::sealing::MasterKeys;
+use shared::store::endpoint_configs::StoredEndpoint;
 use shared::store::endpoint_runtime::Runtime;
-
-use crate::signing_keys::SigningKeys;
+use uuid::Uuid;
 
 use crate::sender::{ClientIdentity, own_headers};
+use crate::signing_keys::SigningKeys;
 
 /// One version of an endpoint. Replaced as a whole when anything about it changes.
 #[derive(Debug)]
@@ -35,6 +38,75 @@ pub struct EndpointConfig {
     pub locked: bool,
     /// Where and how to send.
     pub target: Target,
+}
+
+impl EndpointConfig {
+    /// From what is stored, with what is sealed opened.
+    ///
+    /// # Errors
+    /// What cannot be read, in words that show none of it.
+    pub fn open(
+        keys: &MasterKeys,
+        stored: &StoredEndpoint,
+        https_only: bool,
+    ) -> Result<Self, String> {
+        let settings = stored.settings.clone()?;
+        let signing = SigningKeys::open(keys, stored, &settings)?;
+        let sealed = stored.sealed_headers.as_deref();
+        let headers = open_headers(sealed, stored.id.0, keys).map_err(|error| error.to_string())?;
+        Ok(Self {
+            settings,
+            locked: false,
+            target: Target {
+                identity: identity(keys, stored)?.map(Arc::new),
+                ..Target::new(&stored.url, &headers, signing, https_only)
+            },
+            ..Self::locked(stored)
+        })
+    }
+
+    /// One that cannot be read: what waits for it waits.
+    #[must_use]
+    pub fn locked(stored: &StoredEndpoint) -> Self {
+        Self {
+            key: stored.key,
+            id: stored.id,
+            version: stored.version,
+            state: stored.state,
+            settings: stored.settings.clone().unwrap_or_default(),
+            ordered: stored.ordered,
+            runtime: stored.runtime.clone(),
+            locked: true,
+            target: Target::none(),
+        }
+    }
+
+    /// One whose row is gone: it counts as deleted, and what waits for it is closed.
+    #[must_use]
+    pub fn vanished(key: EndpointKey) -> Self {
+        Self {
+            key,
+            id: EndpointId(Uuid::nil()),
+            version: 0,
+            state: EndpointState::Deleted,
+            settings: EndpointSettings::default(),
+            ordered: false,
+            runtime: Runtime::default(),
+            locked: false,
+            target: Target::none(),
+        }
+    }
+}
+
+fn identity(keys: &MasterKeys, stored: &StoredEndpoint) -> Result<Option<ClientIdentity>, String> {
+    let sealed = stored.sealed_client_certificate.as_deref();
+    let opened =
+        open_client_certificate(sealed, stored.id.0, keys).map_err(|error| error.to_string())?;
+    let parse = |it: ClientCertificate| ClientIdentity::parse(&it.certificate, &it.private_key);
+    opened
+        .map(parse)
+        .transpose()
+        .map_err(|error| format!("the stored client certificate: {error}"))
 }
 
 /// Where an endpoint's requests go and what they carry. Holds credentials: `Debug` shows none.

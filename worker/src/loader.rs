@@ -11,14 +11,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use shared::domain::attempt::Outcome;
-use shared::domain::endpoint::{EndpointSettings, EndpointState};
 use shared::domain::order::OrderKey;
 use shared::ids::{EndpointKey, Epoch, Slot, lower_bound, new_v7};
 use shared::runtime::clock::{DatabaseClock, boot_time};
 use shared::runtime::jitter;
 use shared::sealing::MasterKeys;
 use shared::store::endpoint_configs::{self, StoredEndpoint};
-use shared::store::endpoint_runtime::{self, Recovery, Runtime};
+use shared::store::endpoint_runtime::{self, Recovery};
 use shared::store::pool::within;
 use shared::store::queue::{self, Row, Statements, Want};
 use shared::store::{Database, Role, Session, StoreError, recovery};
@@ -26,13 +25,11 @@ use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use crate::endpoint_config::{EndpointConfig, SharedConfig, Target};
+use crate::endpoint_config::{EndpointConfig, SharedConfig};
 use crate::job::{EventData, LiveRow, Ownership};
 use crate::lines;
 use crate::pulse::Pulse;
 use crate::scheduler::{Found, Input, LoadRequest, LoadedEndpoint};
-use crate::sender::ClientIdentity;
-use crate::signing_keys::SigningKeys;
 
 const STATEMENT_BUDGET: Duration = Duration::from_secs(8);
 /// While the database is away: doubled from the first to the longest.
@@ -293,12 +290,14 @@ impl Loader {
         asked: &[EndpointKey],
         stored: Vec<StoredEndpoint>,
     ) -> HashMap<EndpointKey, SharedConfig> {
-        let vanished = asked.iter().map(|key| (*key, Arc::new(vanished(*key))));
+        let vanished = asked
+            .iter()
+            .map(|key| (*key, Arc::new(EndpointConfig::vanished(*key))));
         let mut configs: HashMap<_, _> = vanished.collect();
         for endpoint in stored {
-            let config = open(&self.keys, &endpoint, self.https_only).unwrap_or_else(|error| {
+            let config = EndpointConfig::open(&self.keys, &endpoint, self.https_only).unwrap_or_else(|error| {
                 tracing::error!(endpoint.id = %endpoint.id, %error, "an endpoint cannot be read; its deliveries wait");
-                locked(&endpoint)
+                EndpointConfig::locked(&endpoint)
             });
             configs.insert(endpoint.key, Arc::new(config));
         }
@@ -547,88 +546,5 @@ pub(crate) fn live(row: Row, order: Option<OrderKey>) -> LiveRow {
         first_at: row.first_at,
         order,
         event,
-    }
-}
-
-fn open(
-    keys: &MasterKeys,
-    stored: &StoredEndpoint,
-    https_only: bool,
-) -> Result<EndpointConfig, String> {
-    let uuid = stored.id.0;
-    let settings = stored.settings.clone()?;
-    let signing = SigningKeys::open(keys, stored, &settings)?;
-    let headers = match &stored.sealed_headers {
-        None => Vec::new(),
-        Some(sealed) => {
-            let json = keys
-                .open(sealed, &format!("headers:{uuid}"))
-                .map_err(|error| error.to_string())?;
-            serde_json::from_slice::<Vec<(String, String)>>(&json)
-                .map_err(|_json| "stored headers are not JSON".to_owned())?
-        }
-    };
-    Ok(EndpointConfig {
-        key: stored.key,
-        id: stored.id,
-        version: stored.version,
-        state: stored.state,
-        settings,
-        ordered: stored.ordered,
-        runtime: stored.runtime.clone(),
-        locked: false,
-        target: Target {
-            identity: identity(keys, stored)?.map(Arc::new),
-            ..Target::new(&stored.url, &headers, signing, https_only)
-        },
-    })
-}
-
-#[derive(serde::Deserialize)]
-struct ClientCertificate {
-    certificate: String,
-    private_key: String,
-}
-
-fn identity(keys: &MasterKeys, stored: &StoredEndpoint) -> Result<Option<ClientIdentity>, String> {
-    let Some(sealed) = &stored.sealed_client_certificate else {
-        return Ok(None);
-    };
-    let json = keys
-        .open(sealed, &format!("client_certificate:{}", stored.id.0))
-        .map_err(|error| error.to_string())?;
-    let stored: ClientCertificate = serde_json::from_slice(&json)
-        .map_err(|_json| "the stored client certificate is not JSON".to_owned())?;
-    ClientIdentity::parse(&stored.certificate, &stored.private_key)
-        .map(Some)
-        .map_err(|error| format!("the stored client certificate: {error}"))
-}
-
-fn locked(stored: &StoredEndpoint) -> EndpointConfig {
-    EndpointConfig {
-        key: stored.key,
-        id: stored.id,
-        version: stored.version,
-        state: stored.state,
-        settings: stored.settings.clone().unwrap_or_default(),
-        ordered: stored.ordered,
-        runtime: stored.runtime.clone(),
-        locked: true,
-        target: Target::none(),
-    }
-}
-
-/// An endpoint whose row is gone counts as deleted: what waits for it is closed.
-fn vanished(key: EndpointKey) -> EndpointConfig {
-    EndpointConfig {
-        key,
-        id: shared::ids::EndpointId(uuid::Uuid::nil()),
-        version: 0,
-        state: EndpointState::Deleted,
-        settings: EndpointSettings::default(),
-        ordered: false,
-        runtime: Runtime::default(),
-        locked: false,
-        target: Target::none(),
     }
 }

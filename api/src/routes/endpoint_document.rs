@@ -10,6 +10,7 @@ use shared::domain::endpoint::EndpointState;
 use shared::ids::EndpointId;
 use shared::policy::address::{AddressRules, parse_endpoint_url, unicode_form, vet_literal};
 use shared::policy::headers::{MAX_HEADERS, Together, check_name, check_value};
+use shared::sealed_parts::Headers;
 use shared::sealing::MasterKeys;
 use shared::store::endpoints::{Endpoint, EndpointDraft};
 use time::format_description::well_known::Rfc3339;
@@ -19,7 +20,6 @@ mod opened;
 mod settings;
 mod signature;
 
-use self::opened::Headers;
 pub(super) use self::opened::{Opened, open};
 use super::event_body::wrong_channels;
 use crate::json::Fields;

@@ -24,8 +24,8 @@ use time::format_description::well_known::Rfc3339;
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
-use super::{App, State, json as reply, path_id, refuse_idempotency_key};
-use crate::auth::Scope;
+use super::endpoints::{locked, to_change};
+use super::{App, State, json as reply};
 use crate::json::{self, Fields};
 use crate::paging::Query;
 use crate::problem::{ApiError, Kind};
@@ -107,13 +107,7 @@ pub(super) async fn rotate(
     request: HttpRequest,
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let tenant = app
-        .auth
-        .tenant(&request, Scope::EndpointsWrite)
-        .await?
-        .tenant;
-    let id: EndpointId = path_id(&request, "id")?;
-    refuse_idempotency_key(&request)?;
+    let (tenant, id) = to_change(&app, &request).await?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let mut fields = Fields::parse(&body)?;
     let overlap = fields
@@ -124,9 +118,7 @@ pub(super) async fn rotate(
 
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
-    let endpoint = endpoints::find_for_update(&transaction, tenant, id.0)
-        .await?
-        .ok_or_else(|| ApiError::not_found("endpoint"))?;
+    let endpoint = locked(&transaction, tenant, id.0).await?;
     // A pair that is not used at the moment is rotated as well: it may be used again.
     let pair = if store::has_pair(&*transaction, endpoint.key).await? {
         Some(new_pair(&app, endpoint.id))
@@ -171,18 +163,10 @@ fn too_many() -> ApiError {
 /// `POST /v1/endpoints/{id}/secret/revoke`: two seconds after the reply nothing is signed any more with
 /// what came before the current secret.
 pub(super) async fn revoke(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let tenant = app
-        .auth
-        .tenant(&request, Scope::EndpointsWrite)
-        .await?
-        .tenant;
-    let id: EndpointId = path_id(&request, "id")?;
-    refuse_idempotency_key(&request)?;
+    let (tenant, id) = to_change(&app, &request).await?;
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
-    let endpoint = endpoints::find_for_update(&transaction, tenant, id.0)
-        .await?
-        .ok_or_else(|| ApiError::not_found("endpoint"))?;
+    let endpoint = locked(&transaction, tenant, id.0).await?;
     let revoked = store::revoke(&transaction, endpoint.key).await?;
     if revoked > 0 {
         endpoints::raise(&transaction, tenant, &endpoint).await?;

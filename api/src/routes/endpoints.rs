@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use actix_web::http::StatusCode;
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
+use deadpool_postgres::Transaction;
 use serde_json::{Map, Value, json};
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointId, SLOT_COUNT, Slot, TenantKey, new_v7};
@@ -189,18 +190,23 @@ pub(super) async fn disable(app: App, request: HttpRequest) -> Result<HttpRespon
     reply(StatusCode::OK, &document)
 }
 
+/// Which endpoint of which tenant a POST is to change, if its key may.
+pub(super) async fn to_change(
+    app: &App,
+    request: &HttpRequest,
+) -> Result<(TenantKey, EndpointId), ApiError> {
+    let asked = app.auth.tenant(request, Scope::EndpointsWrite).await?;
+    let id = path_id(request, "id")?;
+    refuse_idempotency_key(request)?;
+    Ok((asked.tenant, id))
+}
+
 async fn set_state(
     app: &App,
     request: &HttpRequest,
     state: EndpointState,
 ) -> Result<Value, ApiError> {
-    let tenant = app
-        .auth
-        .tenant(request, Scope::EndpointsWrite)
-        .await?
-        .tenant;
-    let id: EndpointId = path_id(request, "id")?;
-    refuse_idempotency_key(request)?;
+    let (tenant, id) = to_change(app, request).await?;
     update(app, tenant, id.0, |current| {
         Ok(EndpointDraft {
             state,
@@ -208,6 +214,16 @@ async fn set_state(
         })
     })
     .await
+}
+
+/// The endpoint, locked until the transaction ends.
+pub(super) async fn locked(
+    transaction: &Transaction<'_>,
+    tenant: TenantKey,
+    id: Uuid,
+) -> Result<Endpoint, ApiError> {
+    let found = store::find_for_update(transaction, tenant, id).await?;
+    found.ok_or_else(missing)
 }
 
 /// Changes an endpoint in one transaction, and shows it; to what it is already changes nothing at all.
@@ -219,9 +235,7 @@ async fn update(
 ) -> Result<Value, ApiError> {
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
-    let current = store::find_for_update(&transaction, tenant, id)
-        .await?
-        .ok_or_else(missing)?;
+    let current = locked(&transaction, tenant, id).await?;
     let draft = change(&current)?;
     if draft == current.draft {
         transaction.rollback().await?;

@@ -5,10 +5,13 @@
 //! - S2: header values and keys are write-only. Shown as [`HIDDEN`]; a document that is sent back with
 //!   it keeps what is there. A certificate is public and is shown.
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use shared::client_certificate::{self, ClientCertificateError};
 use shared::ids::EndpointId;
+use shared::sealed_parts::{
+    ClientCertificate, Headers, PartError, open_client_certificate, open_headers,
+    seal_client_certificate, seal_headers,
+};
 use shared::sealing::MasterKeys;
 use shared::store::endpoints::Endpoint;
 use uuid::Uuid;
@@ -17,16 +20,6 @@ use super::HIDDEN;
 use crate::json::Fields;
 
 const CLIENT_CERTIFICATE: &str = "client_certificate";
-
-/// Names and values of an endpoint's own headers, in order.
-pub(in crate::routes) type Headers = Vec<(String, String)>;
-
-/// Two PEM texts, as they are sealed.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::routes) struct ClientCertificate {
-    certificate: String,
-    private_key: String,
-}
 
 /// See the module.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -37,43 +30,21 @@ pub(in crate::routes) struct Opened {
 
 /// What is sealed of an endpoint; `None` when it cannot be opened with the keys at hand.
 pub(in crate::routes) fn open(endpoint: &Endpoint, keys: &MasterKeys) -> Option<Opened> {
+    let opened = try_open(endpoint, keys);
+    opened
+        .map_err(|error| {
+            tracing::error!(%error, endpoint.id = %EndpointId(endpoint.id), "a sealed part of an endpoint cannot be opened");
+        })
+        .ok()
+}
+
+fn try_open(endpoint: &Endpoint, keys: &MasterKeys) -> Result<Opened, PartError> {
     let draft = &endpoint.draft;
-    let headers = text(draft.sealed_headers.as_deref(), "headers", endpoint, keys)?;
-    let certificate = text(
-        draft.sealed_client_certificate.as_deref(),
-        CLIENT_CERTIFICATE,
-        endpoint,
-        keys,
-    )?;
-    Some(Opened {
-        headers: parsed(headers)?.unwrap_or_default(),
-        client_certificate: parsed(certificate)?,
+    let certificate = draft.sealed_client_certificate.as_deref();
+    Ok(Opened {
+        headers: open_headers(draft.sealed_headers.as_deref(), endpoint.id, keys)?,
+        client_certificate: open_client_certificate(certificate, endpoint.id, keys)?,
     })
-}
-
-fn text(
-    sealed: Option<&[u8]>,
-    what: &'static str,
-    endpoint: &Endpoint,
-    keys: &MasterKeys,
-) -> Option<Option<Vec<u8>>> {
-    let Some(sealed) = sealed else {
-        return Some(None);
-    };
-    match keys.open(sealed, &format!("{what}:{}", endpoint.id)) {
-        Ok(opened) => Some(Some(opened.to_vec())),
-        Err(error) => {
-            tracing::error!(%error, endpoint.id = %EndpointId(endpoint.id), what, "a sealed part of an endpoint cannot be opened");
-            None
-        }
-    }
-}
-
-fn parsed<T: serde::de::DeserializeOwned>(text: Option<Vec<u8>>) -> Option<Option<T>> {
-    match text {
-        Some(text) => serde_json::from_slice(&text).ok().map(Some),
-        None => Some(None),
-    }
 }
 
 impl Opened {
@@ -88,11 +59,7 @@ impl Opened {
         if let (Some(endpoint), true) = (before.1, self.headers == before.0.headers) {
             return endpoint.draft.sealed_headers.clone();
         }
-        if self.headers.is_empty() {
-            return None;
-        }
-        let text = serde_json::to_vec(&self.headers).ok()?;
-        Some(keys.seal(&text, &format!("headers:{id}")))
+        seal_headers(&self.headers, id, keys)
     }
 
     /// The same of the client certificate.
@@ -106,8 +73,7 @@ impl Opened {
         if let (Some(endpoint), true) = (before.1, same) {
             return endpoint.draft.sealed_client_certificate.clone();
         }
-        let text = serde_json::to_vec(self.client_certificate.as_ref()?).ok()?;
-        Some(keys.seal(&text, &format!("{CLIENT_CERTIFICATE}:{id}")))
+        seal_client_certificate(self.client_certificate.as_ref()?, id, keys)
     }
 
     /// The two fields as clients see them.
