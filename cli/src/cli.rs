@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::output::{Format, Output};
 use crate::{
-    config, dev, key, listen, master_key, migrate, organization, send, serve, tenant, verify,
+    config, dev, key, listen, master_key, migrate, organization, pause, send, serve, tenant, verify,
 };
 
 const EXAMPLES: &str = "\
@@ -72,6 +72,9 @@ enum Command {
     /// The key that everything secret in the database is sealed with
     #[command(subcommand)]
     MasterKey(master_key::Command),
+    /// Hold deliveries back for a while: by tenant, by type of event, or both
+    #[command(subcommand)]
+    Pause(pause::Command),
     /// Publish an event
     Send(send::Args),
     /// Receive deliveries: verify their signatures and print them
@@ -96,6 +99,7 @@ impl Command {
             | Self::Tenant(_)
             | Self::Key(_)
             | Self::MasterKey(_)
+            | Self::Pause(_)
             | Self::Send(_)
             | Self::Verify(_) => false,
         }
@@ -140,6 +144,7 @@ pub(crate) fn command() -> Clap {
         ("organization", DATABASE),
         ("tenant", DATABASE),
         ("key", DATABASE),
+        ("pause", DATABASE),
         ("master-key", SEALED),
     ] {
         command = command.mut_subcommand(name, |sub| sub.args(global(names)));
@@ -196,6 +201,7 @@ async fn dispatch(
         Command::Tenant(command) => tenant::run(command, settings, output).await,
         Command::Key(command) => key::run(command, settings, output).await,
         Command::MasterKey(command) => master_key::run(command, settings, output).await,
+        Command::Pause(command) => pause::run(command, settings, output).await,
         Command::Send(args) => send::run(&args, settings, output).await,
         Command::Listen(args) => listen::run(&args, output, shutdown).await,
         Command::Verify(args) => verify::run(&args, output),

@@ -12,6 +12,7 @@ mod master_key;
 mod migrate;
 mod organization;
 mod output;
+mod pause;
 mod receiver;
 mod send;
 mod serve;

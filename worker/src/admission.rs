@@ -55,6 +55,8 @@ pub enum DeferReason {
     NotEnabled,
     /// The endpoint's secrets or settings cannot be read.
     Locked,
+    /// An operator holds it back for a while.
+    Paused,
     /// Its breaker is open, or its probe is on the wire.
     Breaker,
     /// Its token bucket is empty.
@@ -71,6 +73,7 @@ impl DeferReason {
             Self::InFlight => "in_flight",
             Self::NotEnabled => "not_enabled",
             Self::Locked => "locked",
+            Self::Paused => "paused",
             Self::Breaker => "breaker",
             Self::RateLimited => "rate_limited",
             Self::Throttled => "throttled",
@@ -107,6 +110,8 @@ pub struct Gate {
     bucket: Option<(Quota, Bucket)>,
     limit: AdaptiveLimit,
     parked_until: Option<OffsetDateTime>,
+    /// Nothing of its tenant is sent before this: an operator says so.
+    paused_until: Option<OffsetDateTime>,
     failing: Failing,
     history: History,
     last_success: Option<OffsetDateTime>,
@@ -182,6 +187,7 @@ impl Gate {
             }),
             limit,
             parked_until: runtime.parked_until,
+            paused_until: None,
             failing: Failing::restored(runtime.failing_since, runtime.refusing_since),
             history: History::Unknown,
             last_success: None,
@@ -235,6 +241,17 @@ impl Gate {
         }
     }
 
+    /// Until when an operator holds back all that its tenant gets.
+    pub const fn pause(&mut self, until: Option<OffsetDateTime>) {
+        self.paused_until = until;
+    }
+
+    /// Whether an operator holds it back.
+    #[must_use]
+    pub fn is_paused(&self, now: OffsetDateTime) -> bool {
+        self.paused_until.is_some_and(|until| until > now)
+    }
+
     /// Asks for admission of one more request while `in_flight` are sent and not recorded.
     #[must_use]
     pub fn admit(
@@ -249,6 +266,9 @@ impl Gate {
         }
         if config.locked {
             return defer(DeferReason::Locked, None);
+        }
+        if self.is_paused(now) {
+            return defer(DeferReason::Paused, self.paused_until);
         }
         let probe = match self.breaker.passage(now) {
             Passage::Free => false,

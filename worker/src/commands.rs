@@ -1,16 +1,19 @@
 //! Commands: what the API asks of the owner of a slot, executed here and removed under the fence.
 //!
+//! What operators hold back ([`Pauses`]) is read with them, as a whole: there is little of it.
+//!
 //! Polled each second and woken by a hint, so that a deletion, a new limit or a revoked secret holds
 //! within two seconds.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use shared::domain::pause::Pauses;
 use shared::ids::{Incarnation, Slot};
 use shared::runtime::clock::DatabaseClock;
 use shared::store::commands::{self, Command, Verb};
 use shared::store::pool::within;
-use shared::store::{Database, Role, Session, StoreError};
+use shared::store::{Database, Role, Session, StoreError, pauses};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -35,14 +38,22 @@ pub struct Commands {
     pub clock: Arc<DatabaseClock>,
 }
 
+/// What is kept between two looks.
+#[derive(Default)]
+struct Looking {
+    session: Option<Session>,
+    /// What the engine was told last.
+    told: Option<Pauses>,
+}
+
 impl Commands {
     /// Executes commands until shutdown.
     pub async fn run(self, shutdown: CancellationToken) {
-        let mut session = None;
+        let mut looking = Looking::default();
         loop {
-            if let Err(error) = self.step(&mut session).await {
+            if let Err(error) = self.step(&mut looking).await {
                 tracing::warn!(%error, "commands could not be read; trying again");
-                session = None;
+                looking.session = None;
             }
             tokio::select! {
                 () = tokio::time::sleep(POLL) => {}
@@ -52,15 +63,24 @@ impl Commands {
         }
     }
 
-    async fn step(&self, session: &mut Option<Session>) -> Result<(), StoreError> {
+    async fn step(&self, looking: &mut Looking) -> Result<(), StoreError> {
         let owned = self.owned.borrow().clone();
-        let Some(incarnation) = owned.incarnation.filter(|_| !owned.slots.is_empty()) else {
+        let Some(incarnation) = owned.incarnation else {
             return Ok(());
         };
-        let session = match session {
+        let session = match &mut looking.session {
             Some(session) => session,
-            None => session.insert(self.database.connect(Role::Worker).await?),
+            none => none.insert(self.database.connect(Role::Worker).await?),
         };
+        // Also without a slot: when one comes, what is held back in it has to be known.
+        let pauses = within(BUDGET, pauses::read(session)).await?;
+        if looking.told.as_ref() != Some(&pauses) {
+            self.tell(Input::Pauses(pauses.clone())).await?;
+            looking.told = Some(pauses);
+        }
+        if owned.slots.is_empty() {
+            return Ok(());
+        }
         let slots: Vec<Slot> = owned.slots.into_iter().collect();
         let found = within(BUDGET, commands::pending(session, &slots)).await?;
         let mut done = Vec::with_capacity(found.len());
@@ -94,6 +114,10 @@ impl Commands {
                 }
             }
         };
+        self.tell(input).await
+    }
+
+    async fn tell(&self, input: Input) -> Result<(), StoreError> {
         let told = self.engine.send(input).await;
         told.map_err(|_closed| StoreError::Other("the engine has ended".to_owned()))
     }

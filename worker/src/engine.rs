@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::deliver::{Context, deliver};
 use crate::job::{Job, Record};
-use crate::loader::{Close, Expire, Question, Revive};
+use crate::loader::{Close, Expire, Park, Question, Revive};
 use crate::recorder::RecordLag;
 use crate::scheduler::{Effect, Input, Leaving, Now, Scheduler};
 use crate::suspects::Suspects;
@@ -168,6 +168,19 @@ impl Engine {
                 older_than,
                 except,
             })),
+            Effect::Park {
+                owner,
+                endpoint,
+                tenant,
+                deliveries,
+                look_again,
+            } => self.urgent.push_back(Question::Park(Park {
+                owner,
+                endpoint,
+                tenant,
+                deliveries,
+                look_again,
+            })),
             Effect::Revive {
                 owner,
                 endpoint,
@@ -235,6 +248,7 @@ const fn is_chore_done(input: &Input) -> bool {
         Input::Closed { .. }
             | Input::Revived { .. }
             | Input::Expired { .. }
+            | Input::Parked { .. }
             | Input::Outages { .. }
     )
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use shared::domain::attempt::Outcome;
 use shared::domain::order::OrderKey;
-use shared::ids::{EndpointKey, Epoch, Slot, lower_bound, new_v7};
+use shared::ids::{EndpointKey, Epoch, Slot, TenantKey, lower_bound, new_v7};
 use shared::runtime::clock::{DatabaseClock, boot_time};
 use shared::runtime::jitter;
 use shared::sealing::MasterKeys;
@@ -20,7 +20,7 @@ use shared::store::endpoint_configs::{self, StoredEndpoint};
 use shared::store::endpoint_runtime::{self, Recovery};
 use shared::store::pool::within;
 use shared::store::queue::{self, Row, Statements, Want};
-use shared::store::{Database, Role, Session, StoreError, recovery};
+use shared::store::{Database, Role, Session, StoreError, pauses, recovery};
 use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -54,6 +54,8 @@ pub enum Question {
     Revive(Revive),
     /// End live rows that are too old.
     Expire(Expire),
+    /// Put live rows aside.
+    Park(Park),
     /// Which endpoints of these slots were left in an outage that nobody stored, when they were taken?
     Outages(Vec<(Slot, Epoch)>, OffsetDateTime),
 }
@@ -95,6 +97,21 @@ pub struct Expire {
     pub older_than: time::OffsetDateTime,
     /// On the wire.
     pub except: Vec<uuid::Uuid>,
+}
+
+/// See [`crate::scheduler::Effect::Park`].
+#[derive(Debug)]
+pub struct Park {
+    /// The fence.
+    pub owner: Ownership,
+    /// Whose rows.
+    pub endpoint: EndpointKey,
+    /// Whose endpoint.
+    pub tenant: TenantKey,
+    /// Which.
+    pub deliveries: Vec<uuid::Uuid>,
+    /// When those in line are looked at again.
+    pub look_again: time::OffsetDateTime,
 }
 
 /// Answers questions on one connection, one after the other.
@@ -161,6 +178,7 @@ impl Loader {
             Question::Close(close) => close_rows(session, sql, close).await,
             Question::Revive(revive) => self.revive(session, revive).await,
             Question::Expire(expire) => self.expire(session, expire).await,
+            Question::Park(park) => park_rows(session, park).await,
             Question::Outages(slots, taken_at) => self.outages(session, slots, *taken_at).await,
         }
     }
@@ -428,6 +446,28 @@ async fn close_rows(
     })
 }
 
+async fn park_rows(session: &Session, park: &Park) -> Result<Input, StoreError> {
+    let owner = park.owner;
+    let fence = (owner.incarnation, owner.slot, owner.epoch);
+    let whose = (park.tenant, park.endpoint);
+    let parking = pauses::park(session, fence, whose, &park.deliveries, park.look_again);
+    let done = match within(STATEMENT_BUDGET, parking).await {
+        Ok(()) => true,
+        Err(StoreError::NotOwner) => false,
+        Err(error) => return Err(error),
+    };
+    Ok(parked(park, done))
+}
+
+const fn parked(park: &Park, done: bool) -> Input {
+    Input::Parked {
+        slot: park.owner.slot,
+        epoch: park.owner.epoch,
+        endpoint: park.endpoint,
+        done,
+    }
+}
+
 /// What the scheduler is told when a question could not be answered.
 #[must_use]
 pub fn failure(question: Question) -> Input {
@@ -453,6 +493,7 @@ pub fn failure(question: Question) -> Input {
             endpoint: expire.endpoint,
             more: false,
         },
+        Question::Park(park) => parked(&park, false),
         Question::Outages(slots, _) => Input::Outages { slots, found: None },
     }
 }

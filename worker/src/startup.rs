@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use shared::runtime::clock::{BootTime, DatabaseClock};
 use shared::runtime::telemetry::MetricsServer;
 use shared::runtime::{Supervisor, budgets, open_files, spawn_driver};
-use shared::store::{Database, migrate};
+use shared::store::{Database, Role, migrate, pauses};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -85,7 +85,12 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     metrics::register();
     let metrics_addr = server.addr();
     let stop = CancellationToken::new();
+    let pauses = pauses::read(&*database.connect(Role::Worker).await?).await?;
     let parts = Parts::new(database, sender);
+    // Before all else: nothing that is held back may go while it is not known yet.
+    if parts.engine.try_send(Input::Pauses(pauses)).is_err() {
+        anyhow::bail!("the engine takes no inputs");
+    }
     let readiness = readiness(&parts, config.lease_ttl);
     let mut supervisor = Supervisor::new(stop.clone());
     parts.supervise(&mut supervisor, &config);

@@ -6,7 +6,7 @@
 //! What lies encrypted in the database ([`opened`]) is write-only.
 
 use serde_json::{Map, Value, json};
-use shared::domain::endpoint::EndpointState;
+use shared::domain::endpoint::{EndpointState, is_type_pattern};
 use shared::ids::EndpointId;
 use shared::policy::address::{AddressRules, parse_endpoint_url, unicode_form, vet_literal};
 use shared::policy::headers::{MAX_HEADERS, Together, check_name, check_value};
@@ -201,16 +201,11 @@ fn patterns(fields: &mut Fields) -> Vec<String> {
     let patterns = fields
         .texts("event_types", MOST_PATTERNS)
         .unwrap_or_default();
-    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    for pattern in &patterns {
-        let stem = pattern.strip_suffix(".*").unwrap_or(pattern);
-        if stem.is_empty() || pattern.len() > 128 || !stem.bytes().all(legal) {
-            fields.wrong(
-                "event_types",
-                "each is an event type (1 to 128 of a-z A-Z 0-9 . _ -) or a prefix like `order.*`",
-            );
-            break;
-        }
+    if !patterns.iter().all(|pattern| is_type_pattern(pattern)) {
+        fields.wrong(
+            "event_types",
+            "each is an event type (1 to 128 of a-z A-Z 0-9 . _ -) or a prefix like `order.*`",
+        );
     }
     patterns
 }

@@ -193,3 +193,53 @@ async fn a_master_key_is_rotated_step_by_step() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deliveries_are_held_back_by_rule_and_the_rules_listed() {
+    let database = TestDatabase::new().await;
+    let pause = |args: &[&str]| on(database.url(), &[&["pause"], args].concat());
+    let tenant = on(database.url(), &["tenant", "create", "--name", "Shop"]).ended_with(0);
+    let tenant = tenant.line();
+    let both = ["--tenant", tenant, "--event-type", "report.*"];
+
+    let nothing = pause(&["start", "--reason", "x"]).ended_with(2);
+    assert!(nothing.stderr.contains("--tenant"), "{nothing:?}");
+    let no_type = pause(&["start", "--event-type", "re port", "--reason", "x"]).ended_with(2);
+    assert!(no_type.stderr.contains("like `order.*`"), "{no_type:?}");
+    let long = pause(&["start", "--event-type", "a", "--reason", "x", "--for", "8d"]).ended_with(2);
+    assert!(long.stderr.contains("at most 7d"), "{long:?}");
+    let why = pause(&["start", "--event-type", "a"]).ended_with(2);
+    assert!(why.stderr.contains("--reason"), "{why:?}");
+
+    let started = [
+        &["start", "--reason", "wrong totals", "--for", "30m"],
+        &both[..],
+    ]
+    .concat();
+    let started = pause(&started).ended_with(0);
+    assert!(
+        started.stdout.starts_with("held back until "),
+        "{started:?}"
+    );
+    pause(&["start", "--event-type", "a.b", "--reason", "other"]).ended_with(0);
+    let listed = pause(&["list"]).ended_with(0);
+    let lines: Vec<&str> = listed.stdout.lines().collect();
+    assert!(
+        lines[0].contains(tenant) && lines[0].ends_with("wrong totals"),
+        "{listed:?}"
+    );
+    assert!(lines[1].starts_with("every tenant"), "{listed:?}");
+
+    let unknown = pause(&["end", "--tenant", tenant]).ended_with(1);
+    assert!(
+        unknown.stderr.contains("postrider pause list"),
+        "{unknown:?}"
+    );
+    pause(&[&["end"], &both[..]].concat()).ended_with(0);
+    let listed = pause(&["list", "--output", "json"]).ended_with(0).json();
+    assert_eq!(
+        (&listed[0]["over"], &listed[1]["over"]),
+        (&json!(true), &json!(false))
+    );
+    assert_eq!(listed[0]["tenant_id"], json!(tenant));
+}

@@ -18,6 +18,7 @@ mod drain;
 mod endpoint;
 mod endpoint_life;
 mod fields;
+mod held_back;
 mod join;
 mod kill;
 mod notices;

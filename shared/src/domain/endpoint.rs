@@ -229,6 +229,14 @@ impl EndpointSettings {
     }
 }
 
+/// Whether a text may be one of an endpoint's `event_types`: a type, or a prefix like `order.*`.
+#[must_use]
+pub fn is_type_pattern(text: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let stem = text.strip_suffix(".*").unwrap_or(text);
+    !stem.is_empty() && text.len() <= 128 && stem.bytes().all(legal)
+}
+
 /// Whether an endpoint with these patterns wants an event of this type.
 ///
 /// `order.*` matches `order.a` and `order.a.b`, not `order`. No pattern at all means every type

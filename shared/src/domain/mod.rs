@@ -5,6 +5,7 @@ pub mod delivery;
 pub mod endpoint;
 pub mod notice;
 pub mod order;
+pub mod pause;
 pub mod signature;
 
 /// A code stored in the database that this program does not know: written by a newer version, or damage.

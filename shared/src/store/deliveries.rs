@@ -107,10 +107,11 @@ INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason, attemp
 SELECT $1, $2, endpoint_id, event_id, $3, $4, attempts_made
 FROM (SELECT * FROM a UNION ALL SELECT * FROM b UNION ALL SELECT * FROM c) gone";
 
-/// Asks the slot's owner to make a waiting delivery due now.
+/// Asks the slot's owner to make a waiting delivery due now. One that is parked (a negative slot) stays
+/// parked: it goes as soon as its pause ends.
 const RETRY: &str = "
 INSERT INTO commands (slot, tenant_id, endpoint_id, delivery_id, verb)
-SELECT slot, $1, endpoint_id, $2, 2 FROM (
+SELECT CASE WHEN slot < 0 THEN slot + 256 ELSE slot END, $1, endpoint_id, $2, 2 FROM (
   SELECT slot, endpoint_id FROM ready WHERE tenant_id = $1 AND id = $2
   UNION ALL SELECT slot, endpoint_id FROM retry WHERE tenant_id = $1 AND id = $2
   UNION ALL SELECT slot, endpoint_id FROM ready_ordered WHERE tenant_id = $1 AND id = $2) live";

@@ -58,6 +58,7 @@ pub const MIGRATIONS: &[Migration] = migrations![
         "0008_add_client_certificate.sql"
     ),
     (9, "add_key_pairs", "0009_add_key_pairs.sql"),
+    (10, "add_pauses", "0010_add_pauses.sql"),
 ];
 
 /// The schema that this program reads and writes.

@@ -27,6 +27,7 @@ pub mod migrate;
 pub mod notices;
 pub mod notify;
 pub mod partitions;
+pub mod pauses;
 pub mod pool;
 pub mod queue;
 pub mod recovery;
@@ -61,6 +62,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         tenants::STATEMENTS,
         migrate::STATEMENTS,
         partitions::STATEMENTS,
+        pauses::STATEMENTS,
         leases::STATEMENTS,
         retention::STATEMENTS,
         sealed::STATEMENTS,

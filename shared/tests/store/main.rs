@@ -18,6 +18,7 @@ mod notices;
 mod ordered;
 mod owner;
 mod partitions;
+mod pauses;
 mod plans;
 mod policy_plans;
 mod queue;

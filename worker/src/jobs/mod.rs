@@ -1,6 +1,7 @@
 //! Jobs: work for the whole installation that one worker does at a time.
 //!
 //! - [`maintenance`]: partitions ahead, retention behind.
+//! - [`pauses`]: what was held back and is not any more goes back to its owners.
 //! - [`backlog`]: which endpoints have so much waiting that new deliveries are turned away.
 //!
 //! Every worker runs every job's loop; who holds the job's lease does a step, the others ask again.
@@ -12,6 +13,7 @@
 
 mod backlog;
 mod maintenance;
+mod pauses;
 #[cfg(test)]
 mod tests;
 
@@ -80,6 +82,10 @@ impl Jobs {
         supervisor.start("maintenance", move |shutdown| {
             let job = maintenance::Maintenance::new(jobs.retention);
             jobs.clone().lead(job, shutdown)
+        });
+        let jobs = self.clone();
+        supervisor.start("pauses", move |shutdown| {
+            jobs.clone().lead(pauses::Resume, shutdown)
         });
         supervisor.start("backlog", move |shutdown| {
             self.clone().lead(backlog::Backlog, shutdown)

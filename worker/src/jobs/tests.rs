@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{Jobs, backlog, maintenance};
+use super::{Job as _, Jobs, backlog, maintenance, pauses};
 use crate::lease::Ownerships;
 use shared::store::retention::RetentionSettings;
 
@@ -216,4 +216,78 @@ async fn the_jobs_begin_at_once_and_follow_their_process_into_its_next_life() {
         shutdown.cancel();
     };
     tokio::join!(loop_of_the_job, story);
+}
+
+// ## Pauses
+
+/// A pause of this type that ended so many seconds ago, or ends then.
+async fn pause(session: &Session, tenant: i32, event_type: &str, ended_seconds_ago: i32) {
+    let insert = "INSERT INTO pauses (tenant_id, event_type, until, reason)
+                  VALUES ($1, $2, now() - $3 * interval '1 s', 'x')";
+    let ago = f64::from(ended_seconds_ago);
+    session
+        .execute(insert, &[&tenant, &event_type, &ago])
+        .await
+        .unwrap();
+}
+
+async fn parked(session: &Session, tenant: i32, endpoint: i64) {
+    let insert = "INSERT INTO ready (slot, tenant_id, endpoint_id, id, event_id)
+                  VALUES (3 - 256, $1, $2, gen_random_uuid(), gen_random_uuid())";
+    session
+        .execute(insert, &[&tenant, &endpoint])
+        .await
+        .unwrap();
+}
+
+/// Endpoints with rows that their owner finds.
+async fn found(session: &Session) -> Vec<i64> {
+    let select = "SELECT endpoint_id FROM ready WHERE slot = 3 ORDER BY endpoint_id";
+    let rows = session.query(select, &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test]
+async fn what_is_parked_goes_back_when_its_pause_is_over_or_was_never_there() {
+    let database = TestDatabase::new().await;
+    let mut session = database.session().await;
+    let lease = lease(&session).await;
+    let mut endpoints = Vec::new();
+    for _ in 0..4 {
+        let tenant = tenant(&session, 100).await;
+        let endpoint = endpoint(&session, tenant, 100).await;
+        parked(&session, tenant, endpoint).await;
+        endpoints.push((tenant, endpoint));
+    }
+    let [held, over, unpaused, disabled] = endpoints[..] else {
+        unreachable!("there are four")
+    };
+    pause(&session, held.0, "a", -60).await;
+    // Two, one of them over: what the other still means is parked again by its owner.
+    pause(&session, over.0, "a", -60).await;
+    pause(&session, over.0, "b", 1).await;
+    pause(&session, disabled.0, "a", -60).await;
+    let disable = "UPDATE endpoints SET state = 2 WHERE id = $1";
+    session.execute(disable, &[&disabled.1]).await.unwrap();
+
+    let again = pauses::Resume.step(&mut session, &lease).await.unwrap();
+
+    assert_eq!(found(&session).await, [over.1, unpaused.1, disabled.1]);
+    assert_eq!(again, Duration::from_secs(1), "while there is a pause");
+}
+
+#[tokio::test]
+async fn a_pause_is_forgotten_half_a_minute_after_its_end() {
+    let database = TestDatabase::new().await;
+    let mut session = database.session().await;
+    let lease = lease(&session).await;
+    let tenant = tenant(&session, 100).await;
+    pause(&session, tenant, "long.over", 31).await;
+    pause(&session, tenant, "just.over", 20).await;
+
+    pauses::Resume.step(&mut session, &lease).await.unwrap();
+
+    let left = session.query("SELECT event_type FROM pauses", &[]).await;
+    let left: Vec<String> = left.unwrap().iter().map(|row| row.get(0)).collect();
+    assert_eq!(left, ["just.over"]);
 }

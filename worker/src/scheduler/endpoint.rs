@@ -103,6 +103,8 @@ pub(super) struct Endpoint {
     pub(super) in_send_turns: bool,
     /// Its live rows are being closed.
     pub(super) closing: bool,
+    /// Its rows that are on their way aside: an operator holds back their type of event.
+    pub(super) parking: Vec<LiveRow>,
     /// Not before this: its configuration could not be read.
     pub(super) load_not_before: BootTime,
     pub(super) last_active: BootTime,
@@ -156,6 +158,7 @@ impl Endpoint {
             in_load_turns: false,
             in_send_turns: false,
             closing: false,
+            parking: Vec::new(),
             load_not_before: BootTime(std::time::Duration::ZERO),
             last_active: now,
         }
@@ -233,6 +236,7 @@ impl Endpoint {
             DeferReason::Breaker
             | DeferReason::RateLimited
             | DeferReason::Throttled
+            | DeferReason::Paused
             | DeferReason::Locked => true,
             DeferReason::InFlight | DeferReason::NotEnabled => false,
         };
@@ -247,7 +251,10 @@ impl Endpoint {
             return false;
         };
         match deferral.reason {
-            DeferReason::RateLimited | DeferReason::Throttled | DeferReason::Locked => deferral
+            DeferReason::RateLimited
+            | DeferReason::Throttled
+            | DeferReason::Paused
+            | DeferReason::Locked => deferral
                 .until
                 .is_none_or(|until| until - now.database > LONG_WAIT),
             DeferReason::Breaker | DeferReason::InFlight | DeferReason::NotEnabled => false,
@@ -299,6 +306,7 @@ impl Endpoint {
         }
         self.enabled()
             && !self.closing
+            && self.parking.is_empty()
             && self.rows_wait(now)
             && !self.waits_long(now)
             && if self.is_open() {
@@ -557,6 +565,7 @@ impl Endpoint {
             && !self.more_ready
             && !self.lines.wants_load()
             && !self.closing
+            && self.parking.is_empty()
             && self.reviving.is_none()
             && !self.expiring
             && self.outage.is_none()

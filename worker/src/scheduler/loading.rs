@@ -9,7 +9,7 @@ use shared::ids::EndpointKey;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{Effect, LoadRequest, LoadedEndpoint, Now, Scheduler, size};
+use super::{Effect, LoadRequest, LoadedEndpoint, Now, Scheduler, pausing, size};
 use crate::admission::Gate;
 use crate::endpoint_config::SharedConfig;
 
@@ -107,6 +107,10 @@ impl Scheduler {
             }
             for (lane, row) in new {
                 endpoint.tenant = row.tenant;
+                if pausing::is_paused(&self.pauses, &row, now) {
+                    endpoint.parking.push(row);
+                    continue;
+                }
                 if self.suspects.contains_key(&row.id) {
                     self.suspect_queue.push_back((key, row, now.boot));
                     continue;
@@ -119,6 +123,8 @@ impl Scheduler {
             let due = endpoint.next_due;
             self.wake_at(due, key, now);
             self.gate(key, before.as_ref(), now);
+            self.pause(key);
+            self.park(key, now);
             self.remember(key, history, now);
             self.leave_behind_breaker(key, now);
             self.close_unless_enabled(key, now);

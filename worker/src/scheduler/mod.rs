@@ -23,6 +23,7 @@ mod lanes;
 mod loading;
 mod ordered;
 mod ownership;
+mod pausing;
 mod recovering;
 mod sending;
 mod share;
@@ -31,6 +32,8 @@ mod turns;
 
 #[cfg(test)]
 mod ordered_tests;
+#[cfg(test)]
+mod pausing_tests;
 #[cfg(test)]
 mod policy_tests;
 #[cfg(test)]
@@ -43,6 +46,7 @@ use std::time::Duration;
 use shared::domain::attempt::Outcome;
 use shared::domain::delivery::CloseReason;
 use shared::domain::order::OrderKey;
+use shared::domain::pause::Pauses;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 use shared::runtime::clock::BootTime;
 use shared::store::endpoint_runtime::Recovery;
@@ -168,6 +172,15 @@ pub enum Input {
         slots: Vec<(Slot, Epoch)>,
         found: Option<Vec<(Slot, EndpointKey, TenantKey, OffsetDateTime)>>,
     },
+    /// The answer to one [`Effect::Park`]; whether it was done.
+    Parked {
+        slot: Slot,
+        epoch: Epoch,
+        endpoint: EndpointKey,
+        done: bool,
+    },
+    /// What operators hold back was read, and has changed.
+    Pauses(Pauses),
     /// Recording lags too far behind for sending to go on, or has caught up.
     RecordingBehind(bool),
     /// Hints may have been lost (the listening connection is new): scan at once.
@@ -211,6 +224,14 @@ pub enum Effect {
         endpoint: EndpointKey,
         older_than: OffsetDateTime,
         except: Vec<Uuid>,
+    },
+    /// Put these rows out of the way of those that may go; those in line wait there until `look_again`.
+    Park {
+        owner: Ownership,
+        endpoint: EndpointKey,
+        tenant: TenantKey,
+        deliveries: Vec<Uuid>,
+        look_again: OffsetDateTime,
     },
     /// Was the owner of these slots killed before it could store that a breaker opened? What was delivered
     /// since they were taken says nothing about that.
@@ -329,6 +350,8 @@ pub struct Scheduler {
     suspects: Map<Uuid, u16>,
     suspect_queue: VecDeque<(EndpointKey, LiveRow, BootTime)>,
     suspect_out: Option<(Ownership, Uuid)>,
+    /// What operators hold back.
+    pauses: Pauses,
     draining: bool,
     swept_at: BootTime,
     effects: Vec<Effect>,
@@ -363,6 +386,7 @@ impl Scheduler {
             suspects: Map::default(),
             suspect_queue: VecDeque::new(),
             suspect_out: None,
+            pauses: Pauses::default(),
             draining: false,
             swept_at: zero,
             effects: Vec::new(),
@@ -421,7 +445,17 @@ impl Scheduler {
                 endpoint,
                 more,
             } if self.slots.works(slot, epoch) => self.expired(endpoint, more, now),
-            Input::Closed { .. } | Input::Revived { .. } | Input::Expired { .. } => {}
+            Input::Parked {
+                slot,
+                epoch,
+                endpoint,
+                done,
+            } if self.slots.works(slot, epoch) => self.parked(endpoint, done, now),
+            Input::Closed { .. }
+            | Input::Revived { .. }
+            | Input::Expired { .. }
+            | Input::Parked { .. } => {}
+            Input::Pauses(pauses) => self.paused(pauses, now),
             Input::Outages { slots, found } => self.outages(&slots, found, now),
             Input::RecordingBehind(behind) => self.recording_behind = behind,
             Input::ScanAll => self.slots.scan_all(now.boot),

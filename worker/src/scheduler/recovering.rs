@@ -61,7 +61,9 @@ impl Scheduler {
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
         };
-        if endpoint.reviving.is_some() || endpoint.load_out || !endpoint.enabled() {
+        let gate = endpoint.gate.as_ref();
+        let paused = gate.is_some_and(|gate| gate.is_paused(now.database));
+        if endpoint.reviving.is_some() || endpoint.load_out || paused || !endpoint.enabled() {
             return;
         }
         let Some((window, count)) = wanted(endpoint, now) else {

@@ -91,6 +91,7 @@ impl World {
                 let slots = slots.iter().map(|(slot, _)| *slot);
                 Statement::Outages(slots.collect(), *taken_at)
             }
+            Question::Park(park) => unreachable!("nothing is paused here: {park:?}"),
             Question::Expire(expire) => Statement::Expire {
                 owner: expire.owner,
                 endpoint: expire.endpoint,

@@ -276,6 +276,7 @@ impl World {
                 });
                 self.processes[index].chores.push_front(revive);
             }
+            Effect::Park { .. } => unreachable!("nothing is paused here: {effect:?}"),
             Effect::FindOutages { slots, taken_at } => {
                 let outages = Question::Outages(slots, taken_at);
                 self.processes[index].chores.push_front(outages);

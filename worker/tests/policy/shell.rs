@@ -112,7 +112,7 @@ impl Bench {
                     more,
                 });
             }
-            other @ (Effect::Revive { .. } | Effect::Settle(_)) => {
+            other @ (Effect::Revive { .. } | Effect::Settle(_) | Effect::Park { .. }) => {
                 return Err(format!("not asked for here: {other:?}"));
             }
         }
