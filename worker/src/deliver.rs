@@ -130,11 +130,12 @@ pub fn conclude(
         probe: job.probe,
         notice: row.kind == Kind::Notice,
     };
+    // Estimated database time on both sides; a delivery may look younger than it is by their error.
+    let waited = Duration::try_from(clock.at(started) - row.waits_since()).unwrap_or_default();
     log(&job, verdict.outcome, &result, total);
     measure(
         verdict.outcome,
-        &timings,
-        total,
+        (waited, &timings, total),
         (now - progress.created_at).as_seconds_f64(),
     );
     let (status, response, note) = facts(result);
@@ -153,7 +154,7 @@ pub fn conclude(
             started_at: clock.at(started),
             endpoint_version: job.endpoint.version,
             status,
-            phases: phases(started.since(job.loaded_at), &timings),
+            phases: phases(waited, &timings),
             total_ms: i32::try_from(total.as_millis()).unwrap_or(i32::MAX),
             addr: timings.addr,
             dialled: timings.dialled,
@@ -199,8 +200,13 @@ fn facts(result: SendResult) -> (Option<u16>, Bytes, Option<String>) {
     }
 }
 
-fn measure(outcome: Outcome, timings: &Timings, total: Duration, lag_seconds: f64) {
+fn measure(
+    outcome: Outcome,
+    (waited, timings, total): (Duration, &Timings, Duration),
+    lag_seconds: f64,
+) {
     let parts = [
+        ("queue", Some(waited)),
         ("dns", timings.dns),
         ("connect", timings.connect),
         ("tls", timings.tls),

@@ -15,9 +15,9 @@ use uuid::Uuid;
 
 use crate::deliver::{Context, deliver};
 use crate::job::{Job, Record};
-use crate::loader::{Close, Expire, Park, Question, Revive};
+use crate::loader::Question;
 use crate::recorder::RecordLag;
-use crate::scheduler::{Effect, Input, Leaving, Now, Scheduler};
+use crate::scheduler::{Chore, Effect, Input, Leaving, Now, Scheduler};
 use crate::suspects::Suspects;
 use crate::transitions::Changes;
 
@@ -56,11 +56,10 @@ pub struct Engine {
     pub listed_at: BootTime,
     /// Watched.
     pub lag: Arc<RecordLag>,
-    /// Rows to close or to make live again; one at a time, so that a mass deletion does not delay scans. At
-    /// most one of a kind per endpoint.
-    pub urgent: VecDeque<Question>,
-    /// Rows that are too old.
-    pub chores: VecDeque<Question>,
+    /// Chores that somebody waits for, and the others; one at a time.
+    pub urgent: VecDeque<Chore>,
+    /// See `urgent`.
+    pub chores: VecDeque<Chore>,
     /// Counts turns.
     pub chore_turn: u8,
     /// One is under way.
@@ -146,55 +145,8 @@ impl Engine {
                     );
                 }
             }
-            Effect::Close {
-                owner,
-                endpoint,
-                reason,
-                except,
-            } => self.urgent.push_back(Question::Close(Close {
-                owner,
-                endpoint,
-                reason,
-                except,
-            })),
-            Effect::Expire {
-                owner,
-                endpoint,
-                older_than,
-                except,
-            } => self.chores.push_back(Question::Expire(Expire {
-                owner,
-                endpoint,
-                older_than,
-                except,
-            })),
-            Effect::Park {
-                owner,
-                endpoint,
-                tenant,
-                deliveries,
-                look_again,
-            } => self.urgent.push_back(Question::Park(Park {
-                owner,
-                endpoint,
-                tenant,
-                deliveries,
-                look_again,
-            })),
-            Effect::Revive {
-                owner,
-                endpoint,
-                window,
-                count,
-            } => self.urgent.push_back(Question::Revive(Revive {
-                owner,
-                endpoint,
-                window,
-                count,
-            })),
-            Effect::FindOutages { slots, taken_at } => {
-                self.urgent.push_back(Question::Outages(slots, taken_at))
-            }
+            Effect::Chore(chore) if chore.is_urgent() => self.urgent.push_back(chore),
+            Effect::Chore(chore) => self.chores.push_back(chore),
             Effect::Change(change) => self.changes.put(*change),
             Effect::Release(slots) => {
                 if self.releases.try_send(slots).is_err() {
@@ -226,7 +178,7 @@ impl Engine {
         };
         if let Some(chore) = chore {
             self.chore_out = true;
-            ask(&self.scans, chore);
+            ask(&self.scans, Question::Chore(chore));
         }
     }
 

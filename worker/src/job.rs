@@ -8,7 +8,7 @@ use bytes::Bytes;
 use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::Kind;
 use shared::domain::order::OrderKey;
-use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
+use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey, created_at};
 use shared::policy::decide::Decision;
 use shared::runtime::clock::BootTime;
 use time::OffsetDateTime;
@@ -31,6 +31,8 @@ pub struct LiveRow {
     pub attempts_charged: u16,
     /// Why it exists.
     pub kind: Kind,
+    /// When it was due, if that was not at once.
+    pub due_at: Option<OffsetDateTime>,
     /// When its first attempt started, if one was made.
     pub first_at: Option<OffsetDateTime>,
     /// It stands in the line of this key.
@@ -47,6 +49,14 @@ pub struct EventData {
     pub payload: Bytes,
     /// The event's own end of life.
     pub deliver_before: Option<OffsetDateTime>,
+}
+
+impl LiveRow {
+    /// Since when it could have been sent.
+    #[must_use]
+    pub fn waits_since(&self) -> OffsetDateTime {
+        self.due_at.unwrap_or_else(|| created_at(self.id))
+    }
 }
 
 impl std::fmt::Debug for EventData {
@@ -77,8 +87,6 @@ pub struct Job {
     pub endpoint: SharedConfig,
     /// What to send.
     pub row: LiveRow,
-    /// When its row was loaded; the queue wait starts here.
-    pub loaded_at: BootTime,
     /// It was in flight when a worker died: the death is charged to it before it is sent.
     pub suspect: bool,
     /// It asks whether the endpoint is back: its breaker is open.

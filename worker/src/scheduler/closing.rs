@@ -4,7 +4,7 @@ use shared::domain::delivery::CloseReason;
 use shared::domain::endpoint::EndpointState;
 use shared::ids::EndpointKey;
 
-use super::{Effect, Now, Scheduler};
+use super::{Chore, Close, Effect, Now, Scheduler};
 use crate::job::Ownership;
 
 impl Scheduler {
@@ -30,7 +30,7 @@ impl Scheduler {
             return;
         };
         endpoint.closing = true;
-        self.effects.push(Effect::Close {
+        self.effects.push(Effect::Chore(Chore::Close(Close {
             owner: Ownership {
                 incarnation,
                 slot,
@@ -39,7 +39,7 @@ impl Scheduler {
             endpoint: key,
             reason,
             except: endpoint.known.iter().copied().collect(),
-        });
+        })));
     }
 
     pub(super) fn closed(&mut self, key: EndpointKey, more: bool, now: Now) {

@@ -15,7 +15,7 @@ use shared::store::endpoint_runtime::Recovery;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::lanes::{Lane, Lanes, Loaded};
+use super::lanes::{Lane, Lanes};
 use super::ordered::Lines;
 use super::share::Pace;
 use super::{LinesRequest, LoadRequest, LoadedEndpoint, Now, Set};
@@ -331,7 +331,7 @@ impl Endpoint {
         if self.gate.as_ref().is_some_and(Gate::is_slow_paced) {
             return 1;
         }
-        let (row, _) = match self.lanes.iter().next() {
+        let row = match self.lanes.iter().next() {
             Some(front) => front,
             None => return self.limit().min(MOST_AHEAD),
         };
@@ -521,9 +521,9 @@ impl Endpoint {
     }
 
     /// Drops what is loaded and not sent; the rows stay in the database, and any load finds them again.
-    pub(super) fn unload(&mut self, now: Now) -> Vec<Loaded> {
+    pub(super) fn unload(&mut self, now: Now) -> Vec<LiveRow> {
         let dropped = self.lanes.take_all();
-        for (row, _) in &dropped {
+        for row in &dropped {
             self.dropped(row, now);
         }
         dropped

@@ -102,11 +102,11 @@ impl Scheduler {
         let Some(endpoint) = self.endpoints.get_mut(&key) else {
             return;
         };
-        for (row, _) in endpoint.unload(now) {
+        for row in endpoint.unload(now) {
             self.loaded_rows -= 1;
             self.loaded_bytes -= size(&row);
         }
-        self.suspect_queue.retain(|(waiting, row, _)| {
+        self.suspect_queue.retain(|(waiting, row)| {
             if *waiting == key {
                 endpoint.dropped(row, now);
             }

@@ -9,12 +9,8 @@
 use std::collections::VecDeque;
 
 use shared::domain::delivery::Kind;
-use shared::runtime::clock::BootTime;
 
 use crate::job::LiveRow;
-
-/// A row and when it was loaded.
-pub(super) type Loaded = (LiveRow, BootTime);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lane {
@@ -30,7 +26,7 @@ const LANES: usize = 3;
 
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    lanes: [VecDeque<Loaded>; LANES],
+    lanes: [VecDeque<LiveRow>; LANES],
     /// The lane that had the last turn.
     last: usize,
 }
@@ -53,9 +49,9 @@ impl Lane {
 }
 
 impl Lanes {
-    pub(super) fn push(&mut self, lane: Lane, loaded: Loaded) {
+    pub(super) fn push(&mut self, lane: Lane, row: LiveRow) {
         if let Some(lane) = self.lanes.get_mut(lane.index()) {
-            lane.push_back(loaded);
+            lane.push_back(row);
         }
     }
 
@@ -63,7 +59,7 @@ impl Lanes {
         self.lanes.iter().map(VecDeque::len).sum()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Loaded> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &LiveRow> {
         self.lanes.iter().flatten()
     }
 
@@ -73,12 +69,12 @@ impl Lanes {
     }
 
     /// The row that would be taken now.
-    pub(super) fn peek(&self, replays_allowed: bool) -> Option<&Loaded> {
+    pub(super) fn peek(&self, replays_allowed: bool) -> Option<&LiveRow> {
         let lane = self.choose(replays_allowed)?;
         self.lanes.get(lane)?.front()
     }
 
-    pub(super) fn pop(&mut self, replays_allowed: bool) -> Option<Loaded> {
+    pub(super) fn pop(&mut self, replays_allowed: bool) -> Option<LiveRow> {
         let lane = self.choose(replays_allowed)?;
         self.last = lane;
         self.lanes.get_mut(lane)?.pop_front()
@@ -91,7 +87,7 @@ impl Lanes {
             .find(|lane| self.lanes.get(*lane).is_some_and(|rows| !rows.is_empty()))
     }
 
-    pub(super) fn take_all(&mut self) -> Vec<Loaded> {
+    pub(super) fn take_all(&mut self) -> Vec<LiveRow> {
         self.lanes.iter_mut().flat_map(std::mem::take).collect()
     }
 }
@@ -103,24 +99,24 @@ mod tests {
 
     use super::*;
 
-    fn row(number: u128) -> Loaded {
-        let row = LiveRow {
+    fn row(number: u128) -> LiveRow {
+        LiveRow {
             id: Uuid::from_u128(number),
             event_id: Uuid::from_u128(number),
             tenant: TenantKey(1),
             attempts_made: 0,
             attempts_charged: 0,
             kind: Kind::Live,
+            due_at: None,
             first_at: None,
             order: None,
             event: None,
-        };
-        (row, BootTime(std::time::Duration::ZERO))
+        }
     }
 
     fn order(lanes: &mut Lanes, replays_allowed: bool) -> Vec<u128> {
         std::iter::from_fn(|| lanes.pop(replays_allowed))
-            .map(|(row, _)| row.id.as_u128())
+            .map(|row| row.id.as_u128())
             .collect()
     }
 

@@ -112,13 +112,13 @@ impl Scheduler {
                     continue;
                 }
                 if self.suspects.contains_key(&row.id) {
-                    self.suspect_queue.push_back((key, row, now.boot));
+                    self.suspect_queue.push_back((key, row));
                     continue;
                 }
                 self.loaded_rows += 1;
                 self.loaded_bytes += size(&row);
                 self.usual_payload = (self.usual_payload * 15 + size(&row)) / 16;
-                endpoint.lanes.push(lane, (row, now.boot));
+                endpoint.lanes.push(lane, row);
             }
             let due = endpoint.next_due;
             self.wake_at(due, key, now);

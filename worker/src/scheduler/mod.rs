@@ -21,6 +21,7 @@ mod finding;
 mod gating;
 mod lanes;
 mod loading;
+mod messages;
 mod ordered;
 mod ownership;
 mod pausing;
@@ -43,27 +44,24 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 
-use shared::domain::attempt::Outcome;
-use shared::domain::delivery::CloseReason;
-use shared::domain::order::OrderKey;
 use shared::domain::pause::Pauses;
-use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
+use shared::ids::{EndpointKey, Incarnation, Slot, TenantKey};
 use shared::runtime::clock::BootTime;
-use shared::store::endpoint_runtime::Recovery;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use self::endpoint::Endpoint;
+pub use self::messages::{
+    Chore, Close, Effect, Expire, Found, Input, LoadRequest, LoadedEndpoint, Park, Recorded, Revive,
+};
 pub use self::ordered::LinesRequest;
 use self::share::InFlight;
 use self::slots::OwnedSlots;
 pub use self::slots::{Leaving, Taken};
 use self::turns::Turns;
 use crate::admission::{Admission, Position};
-use crate::endpoint_config::SharedConfig;
-use crate::job::{Job, LiveRow, Observed, Ownership, Record};
+use crate::job::{LiveRow, Ownership};
 use crate::metrics;
-use crate::transitions::Change;
 
 /// Hashed without chance, so that all the scheduler does follows from what it is told: a run of the
 /// model can be repeated. The keys are ours, nobody can choose them to collide.
@@ -93,227 +91,6 @@ pub struct Now {
     pub boot: BootTime,
     /// Due times and ages: estimated database time.
     pub database: OffsetDateTime,
-}
-
-/// What happened.
-#[derive(Debug)]
-pub enum Input {
-    /// A new life begins under this id; it owns nothing yet.
-    Born(Incarnation),
-    /// Slots were taken; `suspects` were in flight when a worker died, with the number of deaths.
-    Acquired {
-        slots: Vec<Taken>,
-        suspects: HashMap<Uuid, u16>,
-    },
-    /// The lease was renewed by a statement sent at this instant.
-    Renewed { sent_at: BootTime },
-    /// This incarnation was declared dead: forget everything.
-    LeaseLost,
-    /// Hand over up to this many slots, idle ones first.
-    Release { count: usize },
-    /// Hand over all slots: shutdown.
-    Drain,
-    /// Slots were handed over.
-    Released(Vec<(Slot, Epoch)>),
-    /// Endpoints with new `ready` rows.
-    Hint(Vec<(Slot, EndpointKey)>),
-    /// A scan, started after the previous one ended, found these endpoints.
-    Scanned {
-        slots: Vec<(Slot, Epoch)>,
-        found: Vec<Found>,
-        took: Duration,
-    },
-    /// A scan could not be made.
-    ScanFailed(Vec<(Slot, Epoch)>),
-    /// The answer to one [`Effect::Load`].
-    Loaded(Vec<LoadedEndpoint>),
-    /// One [`Effect::Load`] could not be answered.
-    LoadFailed(Vec<LoadRequest>),
-    /// Records were acknowledged.
-    Recorded(Vec<Recorded>),
-    /// A request was not made after all: the lease had run out before it could start.
-    NotSent {
-        owner: Ownership,
-        endpoint: EndpointKey,
-        delivery: Uuid,
-    },
-    /// The endpoint changed.
-    Reload { slot: Slot, endpoint: EndpointKey },
-    /// Retries of the endpoint may be due now (their due time was changed).
-    RetriesDue {
-        slot: Slot,
-        endpoint: EndpointKey,
-        tenant: TenantKey,
-    },
-    /// Live rows of a disabled or deleted endpoint were closed; `more`: not all.
-    Closed {
-        slot: Slot,
-        epoch: Epoch,
-        endpoint: EndpointKey,
-        more: bool,
-    },
-    /// The answer to one [`Effect::Revive`]: the new deliveries; `None`: it could not be answered.
-    Revived {
-        slot: Slot,
-        epoch: Epoch,
-        endpoint: EndpointKey,
-        deliveries: Option<Vec<Uuid>>,
-    },
-    /// The answer to one [`Effect::Expire`]. `more`: not all that are too old.
-    Expired {
-        slot: Slot,
-        epoch: Epoch,
-        endpoint: EndpointKey,
-        more: bool,
-    },
-    /// Endpoints of slots that were taken from a dead owner, with dead letters of an outage, the first of
-    /// which died then, and a breaker that is not stored as open; `None`: it could not be found out.
-    Outages {
-        slots: Vec<(Slot, Epoch)>,
-        found: Option<Vec<(Slot, EndpointKey, TenantKey, OffsetDateTime)>>,
-    },
-    /// The answer to one [`Effect::Park`]; whether it was done.
-    Parked {
-        slot: Slot,
-        epoch: Epoch,
-        endpoint: EndpointKey,
-        done: bool,
-    },
-    /// What operators hold back was read, and has changed.
-    Pauses(Pauses),
-    /// Recording lags too far behind for sending to go on, or has caught up.
-    RecordingBehind(bool),
-    /// Hints may have been lost (the listening connection is new): scan at once.
-    ScanAll,
-    /// Time passed.
-    Tick,
-}
-
-/// What to do.
-#[derive(Debug)]
-pub enum Effect {
-    /// Which endpoints of these slots have live rows?
-    Scan(Vec<(Slot, Epoch)>),
-    /// Load rows, and configurations where asked, in one go.
-    Load(Vec<LoadRequest>),
-    /// Make this request, then record what came of it.
-    Send(Box<Job>),
-    /// Record a delivery that ends without a request.
-    Settle(Box<Record>),
-    /// Close live rows of a disabled or deleted endpoint, but for those on the wire.
-    Close {
-        owner: Ownership,
-        endpoint: EndpointKey,
-        reason: CloseReason,
-        except: Vec<Uuid>,
-    },
-    /// Give up these slots; nothing of them is on the wire.
-    Release(Vec<Leaving>),
-    /// Store what changed about an endpoint, and tell who wants to know.
-    Change(Box<Change>),
-    /// Make dead letters live again: those of an outage that is over, or one to probe with.
-    Revive {
-        owner: Ownership,
-        endpoint: EndpointKey,
-        window: Recovery,
-        count: usize,
-    },
-    /// End live rows that are too old, but for those on the wire.
-    Expire {
-        owner: Ownership,
-        endpoint: EndpointKey,
-        older_than: OffsetDateTime,
-        except: Vec<Uuid>,
-    },
-    /// Put these rows out of the way of those that may go; those in line wait there until `look_again`.
-    Park {
-        owner: Ownership,
-        endpoint: EndpointKey,
-        tenant: TenantKey,
-        deliveries: Vec<Uuid>,
-        look_again: OffsetDateTime,
-    },
-    /// Was the owner of these slots killed before it could store that a breaker opened? What was delivered
-    /// since they were taken says nothing about that.
-    FindOutages {
-        slots: Vec<(Slot, Epoch)>,
-        taken_at: OffsetDateTime,
-    },
-}
-
-/// An endpoint with live rows.
-#[derive(Debug, Clone)]
-pub struct Found {
-    pub slot: Slot,
-    pub endpoint: EndpointKey,
-    pub tenant: TenantKey,
-    /// It has rows in `ready`.
-    pub ready: bool,
-    /// Its earliest row in `retry`.
-    pub next_due: Option<OffsetDateTime>,
-    /// It has rows in `ready_ordered`.
-    pub lines: bool,
-    /// Its breaker is stored as open, or dead letters of an outage are being replayed.
-    pub awake: bool,
-}
-
-/// What to load for one endpoint.
-#[derive(Debug, Clone)]
-pub struct LoadRequest {
-    pub slot: Slot,
-    pub epoch: Epoch,
-    pub endpoint: EndpointKey,
-    /// `ready` rows after this id; 0 rows: none.
-    pub cursor: Uuid,
-    pub ready_limit: usize,
-    /// Beside them, `ready` rows after another id: what came in since an outage ended.
-    pub fresh: Option<(Uuid, usize)>,
-    /// `retry` rows, the earliest first; 0: none.
-    pub retry_limit: usize,
-    /// Rows that stand in line.
-    pub lines: Option<LinesRequest>,
-    /// Read the configuration first.
-    pub config: bool,
-    /// Read the last attempts as well.
-    pub history: bool,
-}
-
-/// What was loaded for one endpoint.
-#[derive(Debug)]
-pub struct LoadedEndpoint {
-    pub slot: Slot,
-    pub epoch: Epoch,
-    pub endpoint: EndpointKey,
-    /// Due rows, retries first, and heads of lines.
-    pub rows: Vec<LiveRow>,
-    /// As many `ready` rows as asked for: there may be more.
-    pub more_ready: bool,
-    /// The answer to [`LoadRequest::fresh`], and whether there may be more.
-    pub fresh: Vec<LiveRow>,
-    pub more_fresh: bool,
-    /// How far a walk over lines came, if there was one; [`OrderKey::START`]: to the end.
-    pub walked: Option<OrderKey>,
-    /// `retry` was read, and `next_due` is the earliest row that was not handed out.
-    pub retries_read: bool,
-    pub next_due: Option<OffsetDateTime>,
-    /// The configuration, if it was asked for and could be read.
-    pub config: Option<SharedConfig>,
-    /// The last attempts, the latest first, if they were asked for.
-    pub history: Option<Vec<(Outcome, OffsetDateTime)>>,
-}
-
-/// One acknowledged record.
-#[derive(Debug, Clone)]
-pub struct Recorded {
-    pub owner: Ownership,
-    pub endpoint: EndpointKey,
-    pub delivery: Uuid,
-    /// When its next attempt is due, if it has one and the record applied.
-    pub next_due: Option<OffsetDateTime>,
-    /// What the request said about its endpoint, if one was made.
-    pub observed: Option<Observed>,
-    /// It ended as a dead letter.
-    pub dead: bool,
 }
 
 /// See the module.
@@ -348,7 +125,7 @@ pub struct Scheduler {
     /// What a payload has, smoothed: how many rows fit into what is left of the bytes.
     usual_payload: usize,
     suspects: Map<Uuid, u16>,
-    suspect_queue: VecDeque<(EndpointKey, LiveRow, BootTime)>,
+    suspect_queue: VecDeque<(EndpointKey, LiveRow)>,
     suspect_out: Option<(Ownership, Uuid)>,
     /// What operators hold back.
     pauses: Pauses,
@@ -508,10 +285,10 @@ impl Scheduler {
         if !slots.is_empty() {
             let taken = slots.iter().filter_map(|(slot, _)| self.slots.taken(*slot));
             let taken_at = taken.filter_map(|it| it.emptied_at).min();
-            self.effects.push(Effect::FindOutages {
+            self.effects.push(Effect::Chore(Chore::FindOutages {
                 slots,
                 taken_at: taken_at.unwrap_or(now.database),
-            });
+            }));
         }
         let idle = self.slots.ready_to_release();
         if !idle.is_empty() {

@@ -37,12 +37,7 @@ impl Scheduler {
     /// What has become suspect while it waited for its turn goes with the other suspects, alone.
     fn set_suspects_aside(&mut self, now: Now) {
         let (endpoints, suspects) = (&self.endpoints, &self.suspects);
-        let waits = |found: &Endpoint| {
-            found
-                .lanes
-                .iter()
-                .any(|(it, _)| suspects.contains_key(&it.id))
-        };
+        let waits = |found: &Endpoint| found.lanes.iter().any(|it| suspects.contains_key(&it.id));
         let found = endpoints.iter().filter(|(_, found)| waits(found));
         let mut keys: Vec<_> = found.map(|(key, _)| *key).collect();
         keys.sort_unstable();
@@ -137,11 +132,7 @@ impl Scheduler {
             let leaves = slots.contains(&endpoint.slot);
             if leaves {
                 *rows -= endpoint.lanes.len();
-                *bytes -= endpoint
-                    .lanes
-                    .iter()
-                    .map(|(row, _)| size(row))
-                    .sum::<usize>();
+                *bytes -= endpoint.lanes.iter().map(size).sum::<usize>();
                 if endpoint.counted_slow {
                     *slow_permits = slow_permits.saturating_sub(endpoint.permits);
                 }
@@ -150,6 +141,6 @@ impl Scheduler {
         });
         let endpoints = &self.endpoints;
         self.suspect_queue
-            .retain(|(endpoint, _, _)| endpoints.contains_key(endpoint));
+            .retain(|(endpoint, _)| endpoints.contains_key(endpoint));
     }
 }

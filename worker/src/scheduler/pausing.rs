@@ -13,7 +13,7 @@ use std::time::Duration;
 use shared::domain::pause::Pauses;
 use shared::ids::EndpointKey;
 
-use super::{Effect, Now, Scheduler};
+use super::{Chore, Effect, Now, Park, Scheduler};
 use crate::admission::DeferReason;
 use crate::job::LiveRow;
 use crate::metrics;
@@ -37,11 +37,8 @@ impl Scheduler {
         for key in keys {
             self.pause(key);
             let (pauses, endpoint) = (&self.pauses, self.endpoints.get(&key));
-            let meant = |rows: &super::Endpoint| {
-                rows.lanes
-                    .iter()
-                    .any(|(row, _)| is_paused(pauses, row, now))
-            };
+            let meant =
+                |rows: &super::Endpoint| rows.lanes.iter().any(|row| is_paused(pauses, row, now));
             // What is in memory already is met again when it is loaded again.
             if endpoint.is_some_and(meant) {
                 self.unload(key, now);
@@ -76,13 +73,13 @@ impl Scheduler {
         let reason = DeferReason::Paused.name();
         let count = u64::try_from(deliveries.len()).unwrap_or(u64::MAX);
         metrics::DEFERRED.with_label_values(&[reason]).inc_by(count);
-        self.effects.push(Effect::Park {
+        self.effects.push(Effect::Chore(Chore::Park(Park {
             owner,
             endpoint: key,
             tenant: endpoint.tenant,
             deliveries,
             look_again: now.database + LOOK_AGAIN,
-        });
+        })));
     }
 
     /// It was done, or could not be: then any load meets the rows again.

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use shared::domain::endpoint::EndpointState;
+use shared::domain::order::OrderKey;
 use shared::domain::pause::Pause;
 
 use super::tests::{Bench, ENDPOINT, EPOCH, SLOT, TENANT, failed, id, row, sent};
@@ -53,11 +54,9 @@ fn of_type(event_type: &str, row: LiveRow) -> LiveRow {
 /// Which deliveries are put aside.
 fn put_aside(effects: &[Effect]) -> Vec<Uuid> {
     let parks = effects.iter().filter_map(|effect| match effect {
-        Effect::Park {
-            deliveries, tenant, ..
-        } => {
-            assert_eq!(*tenant, TENANT);
-            Some(deliveries.clone())
+        Effect::Chore(Chore::Park(park)) => {
+            assert_eq!(park.tenant, TENANT);
+            Some(park.deliveries.clone())
         }
         _ => None,
     });

@@ -11,14 +11,14 @@ use bytes::Bytes;
 use shared::domain::attempt::Outcome;
 use shared::domain::endpoint::{EndpointSettings, EndpointState, RateLimit};
 use shared::domain::notice::NoticeKind;
-use shared::ids::lower_bound;
+use shared::ids::{Epoch, lower_bound};
 
 use super::share::PERMIT_BYTES;
 use super::tests::{Bench, ENDPOINT, EPOCH, SLOT, START, TENANT, config, id, row, sent};
 use super::*;
 use crate::admission::{Gate, TakeOver};
 use crate::endpoint_config::EndpointConfig;
-use crate::job::EventData;
+use crate::job::{EventData, Observed};
 
 const COOLDOWN: Duration = Duration::from_secs(300);
 
@@ -156,7 +156,7 @@ fn told(effects: &[Effect]) -> Vec<NoticeKind> {
 
 fn revivals(effects: &[Effect]) -> Vec<usize> {
     let revivals = effects.iter().filter_map(|effect| match effect {
-        Effect::Revive { count, .. } => Some(*count),
+        Effect::Chore(Chore::Revive(revive)) => Some(revive.count),
         _ => None,
     });
     revivals.collect()
@@ -867,7 +867,7 @@ fn what_waits_behind_an_open_breaker_is_ended_when_it_is_too_old() {
         .effects()
         .into_iter()
         .filter_map(|effect| match effect {
-            Effect::Expire { older_than, .. } => Some(older_than),
+            Effect::Chore(Chore::Expire(expire)) => Some(expire.older_than),
             _ => None,
         });
 
@@ -881,7 +881,7 @@ fn an_outage_whose_owner_died_before_it_was_stored_is_found_and_the_breaker_open
     let (epoch, taken_at) = bench.take_from_the_dead();
     let died = taken_at - Duration::from_secs(3_600);
     let asked = bench.effects().into_iter().find_map(|effect| match effect {
-        Effect::FindOutages { slots, taken_at } => Some((slots, taken_at)),
+        Effect::Chore(Chore::FindOutages { slots, taken_at }) => Some((slots, taken_at)),
         _ => None,
     });
     bench.tell(Input::Outages {
@@ -893,7 +893,7 @@ fn an_outage_whose_owner_died_before_it_was_stored_is_found_and_the_breaker_open
     let opened = bench.effects();
     bench.pass(COOLDOWN);
     let window = bench.effects().into_iter().find_map(|effect| match effect {
-        Effect::Revive { window, .. } => Some(window),
+        Effect::Chore(Chore::Revive(revive)) => Some(revive.window),
         _ => None,
     });
 

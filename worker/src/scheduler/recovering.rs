@@ -19,7 +19,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::endpoint::Endpoint;
-use super::{Effect, Now, Scheduler};
+use super::{Chore, Effect, Expire, Now, Revive, Scheduler};
 use crate::admission::Gate;
 use crate::endpoint_config::EndpointConfig;
 
@@ -70,12 +70,12 @@ impl Scheduler {
             return;
         };
         endpoint.reviving = Some(window);
-        self.effects.push(Effect::Revive {
+        self.effects.push(Effect::Chore(Chore::Revive(Revive {
             owner,
             endpoint: key,
             window,
             count,
-        });
+        })));
     }
 
     /// Dead letters were made live, or it is not known whether.
@@ -138,12 +138,12 @@ impl Scheduler {
             return;
         };
         endpoint.expiring = true;
-        self.effects.push(Effect::Expire {
+        self.effects.push(Effect::Chore(Chore::Expire(Expire {
             owner,
             endpoint: key,
             older_than,
             except: endpoint.known.iter().copied().collect(),
-        });
+        })));
     }
 
     pub(super) fn expired(&mut self, key: EndpointKey, more: bool, now: Now) {

@@ -4,11 +4,9 @@ use shared::domain::attempt::Outcome;
 use shared::domain::delivery::DeadLetterClass;
 use shared::ids::{EndpointKey, created_at};
 use shared::policy::decide::Decision;
-use shared::runtime::clock::BootTime;
 use uuid::Uuid;
 
 use super::endpoint::Endpoint;
-use super::lanes::Loaded;
 use super::share::InFlight;
 use super::{Effect, Now, Recorded, Scheduler, size};
 use crate::admission::Admission;
@@ -62,16 +60,16 @@ impl Scheduler {
         let Some(turn) = self.next_of(key, now) else {
             return;
         };
-        let loaded = self
+        let row = self
             .endpoints
             .get_mut(&key)
             .and_then(|endpoint| endpoint.lanes.pop(turn.replays));
-        let Some(loaded) = loaded else {
+        let Some(row) = row else {
             return;
         };
         self.loaded_rows -= 1;
-        self.loaded_bytes -= size(&loaded.0);
-        self.start(key, turn, loaded, now);
+        self.loaded_bytes -= size(&row);
+        self.start(key, turn, row, now);
         self.consider(key, now);
     }
 
@@ -79,7 +77,7 @@ impl Scheduler {
     fn next_of(&mut self, key: EndpointKey, now: Now) -> Option<Turn> {
         let endpoint = self.endpoints.get(&key)?;
         let replays = endpoint.replays_allowed();
-        let (row, _) = endpoint.lanes.peek(replays)?;
+        let row = endpoint.lanes.peek(replays)?;
         let Some(turn) = self.turn_of(endpoint, row, replays, now) else {
             self.consider(key, now);
             return None;
@@ -115,7 +113,7 @@ impl Scheduler {
             return;
         }
         // Others may wait behind one whose endpoint cannot take it now.
-        let admitted = |(key, row, _): &(EndpointKey, LiveRow, BootTime)| {
+        let admitted = |(key, row): &(EndpointKey, LiveRow)| {
             let endpoint = self.endpoints.get(key).filter(|it| it.enabled())?;
             self.turn_of(endpoint, row, true, now)
         };
@@ -127,21 +125,15 @@ impl Scheduler {
         let Some((at, turn)) = found else {
             return;
         };
-        if let Some((key, row, loaded_at)) = self.suspect_queue.remove(at) {
+        if let Some((key, row)) = self.suspect_queue.remove(at) {
             let id = row.id;
-            let owner = self.start(key, turn, (row, loaded_at), now);
+            let owner = self.start(key, turn, row, now);
             self.suspect_out = owner.map(|owner| (owner, id));
         }
     }
 
     /// Under which ownership it was started, if it was.
-    fn start(
-        &mut self,
-        key: EndpointKey,
-        turn: Turn,
-        (row, loaded_at): Loaded,
-        now: Now,
-    ) -> Option<Ownership> {
+    fn start(&mut self, key: EndpointKey, turn: Turn, row: LiveRow, now: Now) -> Option<Ownership> {
         let probe = turn.probe;
         let owner = self.owner_of(key)?;
         self.slots.started(owner.slot);
@@ -170,7 +162,6 @@ impl Scheduler {
                     owner,
                     endpoint: turn.config,
                     row,
-                    loaded_at,
                     suspect,
                     probe,
                     start_before: self.may_start_until,

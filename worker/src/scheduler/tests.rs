@@ -11,7 +11,7 @@ use bytes::Bytes;
 use shared::domain::attempt::Outcome;
 use shared::domain::delivery::{DeadLetterClass, Kind};
 use shared::domain::endpoint::{EndpointSettings, EndpointState};
-use shared::ids::{EndpointId, lower_bound};
+use shared::ids::{EndpointId, Epoch, lower_bound};
 use shared::policy::decide::Decision;
 use time::macros::datetime;
 
@@ -216,6 +216,7 @@ pub(super) fn row(id: Uuid) -> LiveRow {
         attempts_made: 0,
         attempts_charged: 0,
         kind: Kind::Live,
+        due_at: None,
         first_at: None,
         order: None,
         event: Some(Arc::new(EventData {
@@ -244,7 +245,7 @@ pub(super) fn sent(effects: &[Effect]) -> Vec<Uuid> {
 
 fn closings(effects: &[Effect]) -> Vec<&[Uuid]> {
     let closings = effects.iter().filter_map(|effect| match effect {
-        Effect::Close { except, .. } => Some(except.as_slice()),
+        Effect::Chore(Chore::Close(close)) => Some(close.except.as_slice()),
         _ => None,
     });
     closings.collect()

@@ -13,8 +13,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 use worker::endpoint_config::{EndpointConfig, SharedConfig, Target};
 use worker::lines;
-use worker::loader::{Known, Question, Revive, answers, failure, wants};
-use worker::scheduler::{Found, Input, LoadRequest};
+use worker::loader::{Known, Question, answers, failure, wants};
+use worker::scheduler::{Chore, Found, Input, LoadRequest, Revive};
 
 use crate::check::Mutation;
 use crate::order::is_ordered;
@@ -76,28 +76,11 @@ impl World {
         loader.configs = None;
         let statement = match &question {
             Question::Scan(slots) => Statement::Scan(slots.iter().map(|(slot, _)| *slot).collect()),
-            Question::Close(close) => Statement::Close {
-                owner: close.owner,
-                endpoint: close.endpoint,
-                reason: close.reason,
-                except: close.except.clone(),
-            },
+            Question::Chore(chore) => self.chore(index, chore),
             Question::Load(requests) => {
                 let unknown = requests.iter().filter(|request| request.config);
                 Statement::Configs(unknown.map(|request| request.endpoint).collect())
             }
-            Question::Revive(revive) => self.revive(index, revive),
-            Question::Outages(slots, taken_at) => {
-                let slots = slots.iter().map(|(slot, _)| *slot);
-                Statement::Outages(slots.collect(), *taken_at)
-            }
-            Question::Park(park) => unreachable!("nothing is paused here: {park:?}"),
-            Question::Expire(expire) => Statement::Expire {
-                owner: expire.owner,
-                endpoint: expire.endpoint,
-                older_than: lower_bound(expire.older_than),
-                except: expire.except.clone(),
-            },
         };
         self.loader(index, task).current = Some(question);
         self.loader_asks(index, task, statement);
@@ -131,32 +114,12 @@ impl World {
                 let found = with_awake(found, awake);
                 Input::Scanned { slots, found, took }
             }
-            (Question::Close(close), Some(Answer::Closed(closed))) => Input::Closed {
-                slot: close.owner.slot,
-                epoch: close.owner.epoch,
-                endpoint: close.endpoint,
-                more: closed.is_some_and(|count| count > 0),
-            },
-            (Question::Expire(expire), Some(Answer::Closed(expired))) => Input::Expired {
-                slot: expire.owner.slot,
-                epoch: expire.owner.epoch,
-                endpoint: expire.endpoint,
-                more: expired.is_some_and(|count| count > 0),
-            },
-            (Question::Revive(revive), Some(Answer::Revived(deliveries))) => Input::Revived {
-                slot: revive.owner.slot,
-                epoch: revive.owner.epoch,
-                endpoint: revive.endpoint,
-                deliveries,
-            },
-            (Question::Outages(slots, _), Some(Answer::Outages(found))) => Input::Outages {
-                slots,
-                found: Some(if self.mutation == Mutation::OutagesForgotten {
-                    Vec::new()
-                } else {
-                    found
-                }),
-            },
+            (Question::Chore(chore), Some(answer)) => {
+                match chore_done(chore, answer, self.mutation) {
+                    Ok(input) => input,
+                    Err(chore) => return self.loader_pauses(index, task, Question::Chore(chore)),
+                }
+            }
             (Question::Load(requests), Some(Answer::Endpoints(found))) => {
                 return self.ask_rows(index, task, requests, &found);
             }
@@ -245,6 +208,29 @@ impl World {
         loader.found = Some(found);
         loader.current = Some(Question::Scan(slots));
         self.loader_asks(index, task, Statement::Awake(numbers));
+    }
+
+    fn chore(&mut self, index: usize, chore: &Chore) -> Statement {
+        match chore {
+            Chore::Close(close) => Statement::Close {
+                owner: close.owner,
+                endpoint: close.endpoint,
+                reason: close.reason,
+                except: close.except.clone(),
+            },
+            Chore::Revive(revive) => self.revive(index, revive),
+            Chore::FindOutages { slots, taken_at } => {
+                let slots = slots.iter().map(|(slot, _)| *slot);
+                Statement::Outages(slots.collect(), *taken_at)
+            }
+            Chore::Park(park) => unreachable!("nothing is paused here: {park:?}"),
+            Chore::Expire(expire) => Statement::Expire {
+                owner: expire.owner,
+                endpoint: expire.endpoint,
+                older_than: lower_bound(expire.older_than),
+                except: expire.except.clone(),
+            },
+        }
     }
 
     fn revive(&mut self, index: usize, revive: &Revive) -> Statement {
@@ -352,4 +338,37 @@ fn config(endpoint: &Endpoint, runtime: &Runtime) -> EndpointConfig {
         locked: false,
         target: Target::none(),
     }
+}
+
+/// What the scheduler is told; the chore again, if that is no answer to it.
+fn chore_done(chore: Chore, answer: Answer, mutation: Mutation) -> Result<Input, Chore> {
+    Ok(match (chore, answer) {
+        (Chore::Close(close), Answer::Closed(closed)) => Input::Closed {
+            slot: close.owner.slot,
+            epoch: close.owner.epoch,
+            endpoint: close.endpoint,
+            more: closed.is_some_and(|count| count > 0),
+        },
+        (Chore::Expire(expire), Answer::Closed(expired)) => Input::Expired {
+            slot: expire.owner.slot,
+            epoch: expire.owner.epoch,
+            endpoint: expire.endpoint,
+            more: expired.is_some_and(|count| count > 0),
+        },
+        (Chore::Revive(revive), Answer::Revived(deliveries)) => Input::Revived {
+            slot: revive.owner.slot,
+            epoch: revive.owner.epoch,
+            endpoint: revive.endpoint,
+            deliveries,
+        },
+        (Chore::FindOutages { slots, .. }, Answer::Outages(found)) => Input::Outages {
+            slots,
+            found: Some(if mutation == Mutation::OutagesForgotten {
+                Vec::new()
+            } else {
+                found
+            }),
+        },
+        (chore, _) => return Err(chore),
+    })
 }

@@ -8,8 +8,8 @@ use shared::ids::{EndpointKey, Incarnation, Slot};
 use shared::runtime::clock::{BootTime, DatabaseClock};
 use uuid::Uuid;
 use worker::job::{Job, Record};
-use worker::loader::{Close, Expire, Question, Revive};
-use worker::scheduler::{Effect, Input, Now, Scheduler, SchedulerSettings};
+use worker::loader::Question;
+use worker::scheduler::{Chore, Effect, Input, Now, Scheduler, SchedulerSettings};
 
 use crate::check::Mutation;
 use crate::commands::CommandsLoop;
@@ -65,7 +65,7 @@ pub(crate) struct Process {
     pub(crate) recorder: RecorderLoop,
     pub(crate) commands: CommandsLoop,
     pub(crate) transitions: TransitionsLoop,
-    chores: VecDeque<Question>,
+    chores: VecDeque<Chore>,
     chore_out: bool,
     suspects: Vec<(CallId, Box<Job>)>,
     mutation: Mutation,
@@ -234,52 +234,12 @@ impl World {
             Effect::Load(requests) => self.ask(index, Task::Loads, Question::Load(requests)),
             Effect::Scan(slots) => self.ask(index, Task::Scans, Question::Scan(slots)),
             Effect::Settle(record) => self.hand_to_recorder(index, *record),
-            Effect::Close {
-                owner,
-                endpoint,
-                reason,
-                except,
-            } => {
-                let close = Question::Close(Close {
-                    owner,
-                    endpoint,
-                    reason,
-                    except,
-                });
-                self.processes[index].chores.push_back(close);
-            }
-            Effect::Expire {
-                owner,
-                endpoint,
-                older_than,
-                except,
-            } => {
-                let expire = Question::Expire(Expire {
-                    owner,
-                    endpoint,
-                    older_than,
-                    except,
-                });
-                self.processes[index].chores.push_back(expire);
-            }
-            Effect::Revive {
-                owner,
-                endpoint,
-                window,
-                count,
-            } => {
-                let revive = Question::Revive(Revive {
-                    owner,
-                    endpoint,
-                    window,
-                    count,
-                });
-                self.processes[index].chores.push_front(revive);
-            }
-            Effect::Park { .. } => unreachable!("nothing is paused here: {effect:?}"),
-            Effect::FindOutages { slots, taken_at } => {
-                let outages = Question::Outages(slots, taken_at);
-                self.processes[index].chores.push_front(outages);
+            Effect::Chore(chore) => {
+                let waiting = &mut self.processes[index].chores;
+                match chore {
+                    Chore::Close(_) | Chore::Expire(_) | Chore::Park(_) => waiting.push_back(chore),
+                    Chore::Revive(_) | Chore::FindOutages { .. } => waiting.push_front(chore),
+                }
             }
             Effect::Change(change) => {
                 self.see_change(&change);
@@ -295,7 +255,7 @@ impl World {
         }
         if let Some(chore) = self.processes[index].chores.pop_front() {
             self.processes[index].chore_out = true;
-            self.ask(index, Task::Scans, chore);
+            self.ask(index, Task::Scans, Question::Chore(chore));
         }
     }
 

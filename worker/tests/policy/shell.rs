@@ -5,7 +5,7 @@ use std::time::Duration;
 use uuid::Uuid;
 use worker::lines;
 use worker::loader::{Known, answers, wants};
-use worker::scheduler::{Effect, Input, Leaving, LoadRequest};
+use worker::scheduler::{Chore, Close, Effect, Expire, Input, Leaving, LoadRequest, Now};
 
 use crate::bench::{Bench, Flight, opens_by, scheduler};
 use crate::reference::Taken;
@@ -65,22 +65,7 @@ impl Bench {
                 let took = Duration::from_millis(1);
                 self.tell(Input::Scanned { slots, found, took });
             }
-            Effect::Close {
-                owner,
-                endpoint,
-                except,
-                ..
-            } => {
-                self.store.live.retain(|id, _| except.contains(id));
-                let (slot, epoch) = (owner.slot, owner.epoch);
-                let more = false;
-                self.tell(Input::Closed {
-                    slot,
-                    epoch,
-                    endpoint,
-                    more,
-                });
-            }
+            Effect::Chore(chore) => self.chore(chore, now)?,
             Effect::Change(change) => {
                 self.open = opens_by(&change).unwrap_or(self.open);
                 if self.open {
@@ -91,7 +76,30 @@ impl Bench {
                 }
             }
             Effect::Release(slots) => self.handed_over(&slots),
-            Effect::FindOutages { slots, taken_at } => {
+            other @ Effect::Settle(_) => return Err(format!("not asked for here: {other:?}")),
+        }
+        Ok(())
+    }
+
+    fn chore(&mut self, chore: Chore, now: Now) -> Result<(), String> {
+        match chore {
+            Chore::Close(Close {
+                owner,
+                endpoint,
+                except,
+                ..
+            }) => {
+                self.store.live.retain(|id, _| except.contains(id));
+                let (slot, epoch) = (owner.slot, owner.epoch);
+                let more = false;
+                self.tell(Input::Closed {
+                    slot,
+                    epoch,
+                    endpoint,
+                    more,
+                });
+            }
+            Chore::FindOutages { slots, taken_at } => {
                 let outage = self.store.outage(taken_at);
                 if outage.is_some() {
                     self.reference.outage_found(now.database);
@@ -100,9 +108,9 @@ impl Bench {
                 let found = Some(found.into_iter().collect());
                 self.tell(Input::Outages { slots, found });
             }
-            Effect::Expire {
+            Chore::Expire(Expire {
                 owner, endpoint, ..
-            } => {
+            }) => {
                 let (slot, epoch) = (owner.slot, owner.epoch);
                 let more = false;
                 self.tell(Input::Expired {
@@ -112,7 +120,7 @@ impl Bench {
                     more,
                 });
             }
-            other @ (Effect::Revive { .. } | Effect::Settle(_) | Effect::Park { .. }) => {
+            other @ (Chore::Revive(_) | Chore::Park(_)) => {
                 return Err(format!("not asked for here: {other:?}"));
             }
         }
