@@ -71,9 +71,10 @@ impl Running {
 /// # Errors
 /// The database cannot be reached, its schema does not fit, or an address is taken.
 pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Result<Running> {
+    // What is wrong with this machine is told before the database is asked for anything.
+    let sender = Sender::new(sender_settings(&config)?)?;
     let database = Database::new(&config.database_url.0)?;
     migrate::check_version(&database).await?;
-    let sender = Sender::new(sender_settings(&config)?)?;
     let server = MetricsServer::bind(config.metrics_addr)
         .await
         .with_context(|| {

@@ -3,6 +3,7 @@
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse};
 use serde_json::{Value, json};
+use shared::domain::attempt::{KEPT_OF_FAILURE, kept_of_response};
 use shared::domain::delivery::Status;
 use shared::ids::{DeliveryId, EndpointId, EventId, TenantKey, created_at};
 use shared::store::attempts::{self as attempt_store, Attempt};
@@ -181,6 +182,7 @@ pub(super) fn document(delivery: Delivery) -> Value {
 
 fn attempt(attempt: Attempt) -> Value {
     let [queue, dns, connect, tls, first_byte] = attempt.phases_us;
+    let truncated = is_truncated(&attempt);
     json!({
         "number": attempt.number,
         "started_at": instant(attempt.started_at),
@@ -199,10 +201,22 @@ fn attempt(attempt: Attempt) -> Value {
         "addresses_dialled": attempt.dialled,
         "error": attempt.error,
         "response": attempt.response.map(|body| String::from_utf8_lossy(&body).into_owned()),
+        "response_truncated": truncated,
         "endpoint_version": attempt.endpoint_version,
         "applied": attempt.applied,
         "final_status": attempt.final_status,
     })
+}
+
+/// Whether the receiver may have answered more than is kept. A response of exactly that length cannot be told
+/// from a longer one.
+fn is_truncated(attempt: &Attempt) -> bool {
+    let status = attempt.status_code.and_then(|it| u16::try_from(it).ok());
+    let kept = status.map_or(KEPT_OF_FAILURE, kept_of_response);
+    attempt
+        .response
+        .as_ref()
+        .is_some_and(|body| body.len() >= kept)
 }
 
 /// Attempts have no id of their own: number and epoch, packed, are their place in a list.

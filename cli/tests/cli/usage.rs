@@ -215,6 +215,56 @@ fn a_database_that_cannot_be_reached_is_named_with_what_to_check() {
 }
 
 #[test]
+fn a_worker_that_trusts_nobody_or_a_bundle_of_nothing_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let authority = rcgen::generate_simple_self_signed(["authority.test".to_owned()]).unwrap();
+    let good = write("good.pem", &authority.cert.pem());
+    let empty = write("empty.pem", "");
+    let broken = write(
+        "broken.pem",
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    );
+    let missing = folder.path().join("missing.pem");
+    let worker = |bundle: Option<&std::path::Path>| {
+        let mut command = postrider(&["worker"]);
+        command
+            .env("DATABASE_URL", NOBODY)
+            .env("POSTRIDER_MASTER_KEY", KEY)
+            .env("POSTRIDER_METRICS_ADDR", "127.0.0.1:0")
+            .env("SSL_CERT_FILE", &empty)
+            .env("SSL_CERT_DIR", folder.path().join("none"));
+        if let Some(bundle) = bundle {
+            command.env("POSTRIDER_CA_FILE", bundle);
+        }
+        run(&mut command).ended_with(1)
+    };
+
+    let nobody = worker(None);
+    assert!(nobody.stderr.contains("ca-certificates"), "{nobody:?}");
+    assert!(nobody.stderr.contains("POSTRIDER_CA_FILE"), "{nobody:?}");
+    for (bundle, problem) in [
+        (&empty, "holds no certificate"),
+        (&broken, "cannot be used"),
+        (&missing, "cannot be read"),
+    ] {
+        let said = worker(Some(bundle));
+        let names = said.stderr.contains("POSTRIDER_CA_FILE") && said.stderr.contains(problem);
+        assert!(names, "{bundle:?}: {said:?}");
+    }
+    // It goes on to what it needs next.
+    let trusting = worker(Some(&good));
+    assert!(
+        trusting.stderr.contains("the database is unavailable"),
+        "{trusting:?}"
+    );
+}
+
+#[test]
 fn sending_to_nobody_says_how_to_start_somebody() {
     let args = [
         "send",

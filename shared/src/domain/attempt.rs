@@ -31,7 +31,7 @@ coded! {
 /// where one is used again, or did not end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Phases {
-    /// From loaded to started.
+    /// From due to started.
     pub queue_us: Option<i32>,
     /// Looking up the name.
     pub dns_us: Option<i32>,
@@ -41,4 +41,19 @@ pub struct Phases {
     pub tls_us: Option<i32>,
     /// From started to the head of the answer.
     pub first_byte_us: Option<i32>,
+}
+
+/// How much of a 2xx answer's body is kept, in bytes.
+pub const KEPT_OF_SUCCESS: usize = 256;
+
+/// How much of any other answer's body is kept, in bytes: error pages explain themselves.
+pub const KEPT_OF_FAILURE: usize = 16 * 1_024;
+
+/// How much of the body of an answer with this status is kept, in bytes.
+#[must_use]
+pub const fn kept_of_response(status: u16) -> usize {
+    match status {
+        200..=299 => KEPT_OF_SUCCESS,
+        _ => KEPT_OF_FAILURE,
+    }
 }

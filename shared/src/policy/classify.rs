@@ -170,11 +170,11 @@ pub enum SendError {
         Phase::Dns => "resolving the host name",
         Phase::Connect => "connecting",
         Phase::Tls => "in the TLS handshake",
-        Phase::Response => "waiting for the response",
+        Phase::Response => "waiting for the response; the request may have been received",
     })]
     Timeout(Phase),
     /// The connection, made for this request, broke before the head of an answer.
-    #[error("the connection was closed before the response")]
+    #[error("the connection was closed before the response; the request may have been received")]
     Reset,
     /// A reused connection broke before the head of an answer: as a rule the receiver was closing
     /// it for being idle and never saw the request, but it may have.

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -13,11 +14,16 @@ use percent_encoding::percent_decode_str;
 use shared::policy::classify::SendError;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use url::{Host, Url};
 
 use super::connect::race;
 use super::resolver::Resolver;
 use super::trace::Trace;
+
+/// How long one address is waited for while there is another to ask for: the proxy may be waiting itself, for
+/// one that does not answer, and all of them share the time for connecting.
+const LONGEST_ASK: Duration = Duration::from_secs(2);
 
 /// The longest answer to CONNECT that is read, in bytes.
 const MAX_HEAD: usize = 8 * 1_024;
@@ -78,13 +84,20 @@ impl Proxy {
             })?,
         };
         let mut failed = SendError::Proxy("no address to ask it for".into());
-        for &address in addresses {
+        for (&address, left) in addresses.iter().zip((0..addresses.len()).rev()) {
             let mut unseen = Trace::start();
             let (mut stream, _) = race(&proxy, self.port, &mut unseen)
                 .await
                 .map_err(|_refused| SendError::Proxy("no connection to it".into()))?;
             trace.dials(address);
-            match self.ask(&mut stream, SocketAddr::new(address, port)).await {
+            let asking = self.ask(&mut stream, SocketAddr::new(address, port));
+            let answer = if left == 0 {
+                asking.await
+            } else {
+                let slow = SendError::Proxy("it was too slow to answer".into());
+                timeout(LONGEST_ASK, asking).await.unwrap_or(Err(slow))
+            };
+            match answer {
                 Ok(()) => return Ok((stream, address)),
                 Err(error) => failed = error,
             }

@@ -7,15 +7,10 @@ use http::HeaderMap;
 use http::header::{LOCATION, RETRY_AFTER};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use shared::domain::attempt::kept_of_response;
 use shared::policy::classify::{BodyEnd, Response};
 use tokio::time::{Instant, timeout_at};
 use url::Url;
-
-/// How much of a 2xx answer's body is kept, in bytes.
-pub(super) const KEPT_OF_SUCCESS: usize = 256;
-
-/// How much of any other answer's body is kept: error pages explain themselves.
-pub(super) const KEPT_OF_FAILURE: usize = 16 * 1_024;
 
 /// How much of a body is read at most. What is left after it costs the connection.
 const MAX_READ: usize = 64 * 1_024;
@@ -34,11 +29,7 @@ pub(super) async fn read(
     deadline: Instant,
 ) -> (Response, bool) {
     let (parts, body) = head.into_parts();
-    let keep = if parts.status.is_success() {
-        KEPT_OF_SUCCESS
-    } else {
-        KEPT_OF_FAILURE
-    };
+    let keep = kept_of_response(parts.status.as_u16());
     let mut reading = Reading::default();
     let (body, ended) = reading.read(body, keep, deadline).await;
     let response = Response {

@@ -1,15 +1,12 @@
 //! F16: answers that are not text. What cannot be shown as it is does not make a delivery fail.
 
 use serde_json::{Value, json};
+use shared::domain::attempt::{KEPT_OF_FAILURE, KEPT_OF_SUCCESS};
 use shared::ids::DeliveryId;
 use shared::testing::TestDatabase;
 
 use crate::receiver::Answer;
 use crate::world::World;
-
-/// What is kept of an answer's body, in bytes (contract: "response").
-const KEPT_OF_SUCCESS: usize = 256;
-const KEPT_OF_REFUSAL: usize = 16 << 10;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f16_answers_of_any_bytes_are_delivered_once_stored_and_shown() {
@@ -35,7 +32,7 @@ async fn f16_answers_of_any_bytes_are_delivered_once_stored_and_shown() {
         assert_eq!(world.receiver.at(&path).len(), 1, "requests at {path}");
         let (most, final_status) = match status {
             200 => (KEPT_OF_SUCCESS, 3),
-            _ => (KEPT_OF_REFUSAL, 5),
+            _ => (KEPT_OF_FAILURE, 5),
         };
         let kept = &body[..body.len().min(most)];
         let row = sql.query_one(find, &[&delivery]).await.unwrap();
@@ -47,8 +44,10 @@ async fn f16_answers_of_any_bytes_are_delivered_once_stored_and_shown() {
         assert_eq!(row.get::<_, i16>(2), final_status, "{path}");
         let attempts = format!("/v1/deliveries/{}/attempts", DeliveryId(delivery));
         let shown = world.ask("GET", &attempts, &Value::Null).await;
-        let shown = shown["data"][0]["response"].as_str().unwrap_or_default();
-        assert_eq!(shown, String::from_utf8_lossy(kept), "{path}");
+        let shown = &shown["data"][0];
+        let text = shown["response"].as_str().unwrap_or_default();
+        assert_eq!(text, String::from_utf8_lossy(kept), "{path}");
+        assert_eq!(shown["response_truncated"], body.len() >= most, "{path}");
     }
 }
 

@@ -11,6 +11,7 @@ mod idle;
 mod mtls;
 mod scripted;
 mod secrecy;
+mod upgrade;
 #[expect(dead_code, reason = "the other forms are verified where they are made")]
 #[path = "../../../../shared/tests/signatures/verifier.rs"]
 mod verifier;

@@ -150,7 +150,7 @@ const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 const FINE: &str = "200, 2 B, whole; delivered; 1 connection";
 const PROTOCOL: &str = "protocol: the response is not valid HTTP; transient; 1 connection";
-const RESET: &str = "reset: the connection was closed before the response; transient; 1 connection";
-const SILENT: &str = "timeout: timed out waiting for the response; transient; 1 connection";
+const RESET: &str = "reset: the connection was closed before the response; the request may have been received; transient; 1 connection";
+const SILENT: &str = "timeout: timed out waiting for the response; the request may have been received; transient; 1 connection";
 const MAYBE: &str = "200, 2 B, whole; delivered, then maybe_sent: a reused connection was closed \
      before the response; the request may have been received; transient, forgiven; 1 connection";

@@ -10,10 +10,10 @@ mod tls;
 use std::io;
 
 use http::{HeaderName, HeaderValue};
+use shared::domain::attempt::{KEPT_OF_FAILURE, KEPT_OF_SUCCESS};
 use shared::policy::classify::{BodyEnd, Phase, Response};
 
 use self::receiver::{Authority, OK, Receiver};
-use super::response::{KEPT_OF_FAILURE, KEPT_OF_SUCCESS};
 use super::*;
 
 /// Short, so that tests of it are; long enough for a busy machine.

@@ -129,3 +129,41 @@ async fn a_proxy_that_opens_no_tunnel_is_named_and_shows_no_password() {
     assert_eq!(result.unwrap_err().kind(), "proxy");
     assert_eq!(receiver.connections(), 0);
 }
+
+#[tokio::test]
+async fn f13_an_address_that_the_proxy_waits_for_in_vain_leaves_time_for_the_next() {
+    let receiver = Receiver::answering(OK).await;
+    let target = receiver.addr;
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&asked);
+    let proxy = Receiver::start(move |mut connection, _| {
+        let asked = Arc::clone(&seen);
+        async move {
+            let request = String::from_utf8(connection.request().await.unwrap()).unwrap();
+            let is_first = {
+                let mut asked = asked.lock().unwrap();
+                asked.push(request.split(' ').nth(1).unwrap().to_owned());
+                asked.len() == 1
+            };
+            if is_first {
+                return std::future::pending().await;
+            }
+            let mut other = TcpStream::connect(target).await.unwrap();
+            connection.say("HTTP/1.1 200 OK\r\n\r\n").await;
+            let _ended = copy_bidirectional(&mut connection.0, &mut other).await;
+        }
+    })
+    .await;
+    let sender = through(&proxy, &Authority::new(), "127.0.0.0/8,::1/128");
+
+    let url = format!("http://localhost:{}/", target.port());
+    let (result, timings) = sender.send(request(url.parse().unwrap(), AMPLE)).await;
+
+    assert_eq!(result.map(|answer| answer.status), Ok(200));
+    let asked = asked.lock().unwrap();
+    let [first, second] = &asked[..] else {
+        panic!("asked for {asked:?}")
+    };
+    assert_ne!(first, second);
+    assert_eq!(timings.dialled.len(), 2);
+}
