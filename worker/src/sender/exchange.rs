@@ -88,7 +88,7 @@ enum Channel {
 pub(super) enum Failure {
     /// The connection ended before it took the request; and what it died of, if that is known.
     NotTaken(Option<hyper::Error>),
-    /// The receiver says that it has not acted on the request.
+    /// The receiver says that it has not acted on the request, or the request never had its turn.
     Refused,
     /// Anything else.
     Broken(hyper::Error),
@@ -256,7 +256,7 @@ async fn shared(
     sent.map_err(|mut error| {
         if error.take_message().is_some() {
             Failure::NotTaken(Some(error.into_error()))
-        } else if explain::was_not_processed(error.error()) {
+        } else if explain::was_not_processed(error.error()) || explain::was_waiting(error.error()) {
             Failure::Refused
         } else {
             Failure::Broken(error.into_error())

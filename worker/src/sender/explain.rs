@@ -73,6 +73,14 @@ pub(super) fn was_not_processed(error: &hyper::Error) -> bool {
     })
 }
 
+/// The connection ended while the request waited for its turn: its receiver takes no more at once.
+///
+/// hyper blames its user, and has no name for it: of what it blames its user for only this has a cause
+/// below it, as our bodies don't fail.
+pub(super) fn was_waiting(error: &hyper::Error) -> bool {
+    error.is_user() && error.source().is_some()
+}
+
 /// What was received is against the rules of HTTP/2.
 fn speaks_no_http2(error: &hyper::Error) -> bool {
     http2(error).is_some_and(h2::Error::is_library)

@@ -6,10 +6,8 @@ use h2::server::SendResponse;
 use http::StatusCode;
 use tokio::task::JoinSet;
 
+use super::receiver::Http2;
 use super::*;
-
-type Answering =
-    h2::server::Connection<tokio_rustls::server::TlsStream<tokio::net::TcpStream>, Bytes>;
 
 fn answer_200(mut respond: SendResponse<Bytes>) {
     let head = http::Response::builder().status(200).body(()).unwrap();
@@ -23,7 +21,7 @@ fn https(receiver: &Receiver) -> Url {
         .unwrap()
 }
 
-async fn all_ok(mut connection: Answering) {
+async fn all_ok(mut connection: Http2) {
     while let Some(Ok((_, respond))) = connection.accept().await {
         answer_200(respond);
     }
@@ -153,6 +151,67 @@ async fn f02_a_receiver_that_recycles_its_connections_gets_everything_once() {
     }
     assert_eq!(*served.lock().unwrap(), 200, "each once");
     assert!(receiver.connections() > 1);
+}
+
+/// A request that waits for its turn, because its receiver takes one at a time, was not sent at all.
+#[tokio::test]
+async fn f02_a_request_that_waits_on_a_connection_that_ends_goes_over_another() {
+    let authority = Authority::new();
+    let mut one_at_a_time = h2::server::Builder::new();
+    one_at_a_time.max_concurrent_streams(1);
+    for graceful in [true, false] {
+        let (seen, mut was_seen) = tokio::sync::mpsc::channel(16);
+        let goes_on = Arc::new(tokio::sync::Notify::new());
+        let receiver = {
+            let goes_on = Arc::clone(&goes_on);
+            authority
+                .receiver_of_http2_with(one_at_a_time.clone(), move |mut connection, number| {
+                    let (seen, goes_on) = (seen.clone(), Arc::clone(&goes_on));
+                    async move {
+                        if number > 0 {
+                            return all_ok(connection).await;
+                        }
+                        // The first tells the sender how many it may send at once.
+                        let (_, respond) = connection.accept().await.unwrap().unwrap();
+                        answer_200(respond);
+                        let (_, respond) = connection.accept().await.unwrap().unwrap();
+                        seen.send(()).await.unwrap();
+                        goes_on.notified().await;
+                        if graceful {
+                            connection.graceful_shutdown();
+                            answer_200(respond);
+                            all_ok(connection).await;
+                        }
+                    }
+                })
+                .await
+        };
+        let sender = Arc::new(tls::trusting(&authority));
+        let mut requests = JoinSet::new();
+        let mut post = || {
+            let (sender, url) = (Arc::clone(&sender), https(&receiver));
+            requests.spawn(async move { sender.send(request(url, AMPLE)).await.0 });
+        };
+        let (first, _) = sender.send(request(https(&receiver), AMPLE)).await;
+        assert_eq!(first.map(|answer| answer.status), Ok(200));
+
+        post();
+        was_seen.recv().await.unwrap();
+        post();
+        // All tasks share one thread: the request gets as far as it can.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        goes_on.notify_one();
+
+        let results = requests.join_all().await;
+        let delivered = results.iter().filter(|it| it.is_ok()).count();
+        assert_eq!(delivered, 1 + usize::from(graceful), "{results:?}");
+        assert!(
+            graceful || results.contains(&Err(SendError::MaybeSent)),
+            "{results:?}"
+        );
+    }
 }
 
 #[tokio::test]

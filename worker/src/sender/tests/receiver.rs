@@ -227,22 +227,33 @@ impl Authority {
     /// A receiver that speaks HTTP/2 alone, as `script` says.
     pub(super) async fn receiver_of_http2<F, S>(&self, script: S) -> Receiver
     where
-        S: Fn(h2::server::Connection<TlsStream<TcpStream>, Bytes>, usize) -> F
-            + Clone
-            + Send
-            + 'static,
+        S: Fn(Http2, usize) -> F + Clone + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.receiver_of_http2_with(h2::server::Builder::new(), script)
+            .await
+    }
+
+    /// The same with settings of its own.
+    pub(super) async fn receiver_of_http2_with<F, S>(
+        &self,
+        settings: h2::server::Builder,
+        script: S,
+    ) -> Receiver
+    where
+        S: Fn(Http2, usize) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
         let mut config = self.served("127.0.0.1", |_| {}).config();
         config.alpn_protocols = vec![b"h2".to_vec()];
         let acceptor = TlsAcceptor::from(Arc::new(config));
         Receiver::start(move |connection, number| {
-            let (acceptor, script) = (acceptor.clone(), script.clone());
+            let (acceptor, settings, script) = (acceptor.clone(), settings.clone(), script.clone());
             async move {
                 let Ok(stream) = acceptor.accept(connection.0).await else {
                     return;
                 };
-                if let Ok(connection) = h2::server::handshake(stream).await {
+                if let Ok(connection) = settings.handshake(stream).await {
                     script(connection, number).await;
                 }
             }
@@ -250,6 +261,9 @@ impl Authority {
         .await
     }
 }
+
+/// A connection of HTTP/2 to a receiver.
+pub(super) type Http2 = h2::server::Connection<TlsStream<TcpStream>, Bytes>;
 
 fn named(parameters: &mut rcgen::CertificateParams, name: &str) {
     parameters.distinguished_name = rcgen::DistinguishedName::new();
