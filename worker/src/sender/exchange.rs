@@ -6,8 +6,8 @@
 //! the last one named by GOAWAY, or refused). All else is somebody's answer to "did it arrive?".
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,12 +16,13 @@ use http::{HeaderMap, Request, Response, Uri};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use shared::policy::classify::SendError;
 use shared::runtime::spawn_driver;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::explain;
 use super::paced::Paced;
@@ -49,6 +50,9 @@ const SETTLE: Duration = Duration::from_millis(100);
 
 /// How long an unused connection of HTTP/2 is kept: closing one is announced, and costs nothing.
 const IDLE_SHARED: Duration = Duration::from_secs(20);
+
+/// How long a connection of HTTP/2 has to say that it ends: its receiver need not read that.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The most requests on one connection of HTTP/2 at once, whatever the server allows.
 const MOST_STREAMS: usize = 100;
@@ -132,27 +136,26 @@ impl Connection {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (requests, connection) = http2::Builder::new(TokioExecutor::new())
+        let tasks = Tasks::default();
+        let (requests, connection) = http2::Builder::new(tasks.clone())
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
             .handshake(TokioIo::new(Paced::new(stream)))
             .await
             .map_err(|error| explain::broken(&error, false))?;
-        let driver = Driver::of(async move {
-            let _ended = connection.await;
-        });
         let now = Instant::now();
         let line = Arc::new(Line {
             requests,
-            _driver: driver,
+            _owned: tasks.driving(connection),
             old_at,
             address,
             places: AtomicUsize::new(0),
             left_at: std::sync::Mutex::new(now),
             retired: AtomicBool::new(false),
         });
-        Ok(Self::new(Channel::Shared(Place::on(line)), address, old_at))
+        let place = Place::on(line);
+        Ok(Self::new(Channel::Shared(place), address, old_at))
     }
 
     fn new(channel: Channel, address: IpAddr, old_at: Instant) -> Self {
@@ -180,7 +183,7 @@ impl Connection {
     pub(super) fn line(&self) -> Option<&Arc<Line>> {
         match &self.channel {
             Channel::Single { .. } => None,
-            Channel::Shared(place) => Some(&place.0),
+            Channel::Shared(place) => Some(&place.line),
         }
     }
 
@@ -193,12 +196,12 @@ impl Connection {
     /// there again when it was not processed. `whole`: the URL of it, for a shared connection.
     pub(super) async fn send(
         &mut self,
-        request: &mut Option<Request<Body>>,
+        request: &mut Option<Request<Bytes>>,
         whole: Option<Uri>,
     ) -> Result<Response<Incoming>, Failure> {
         let answer = match &mut self.channel {
             Channel::Single { requests, .. } => single(requests, request).await,
-            Channel::Shared(place) => shared(&place.0, request, whole).await,
+            Channel::Shared(place) => shared(place, request, whole).await,
         };
         if let Ok(head) = &answer {
             self.idle = idle_limit(head.headers()).unwrap_or(self.idle);
@@ -214,22 +217,23 @@ impl Connection {
                 let settled = timeout(SETTLE, requests.ready()).await;
                 settled.is_ok_and(|ready| ready.is_ok())
             }
-            Channel::Shared(place) => !place.0.requests.is_closed(),
+            Channel::Shared(place) => !place.line.requests.is_closed(),
         }
     }
 }
 
 async fn single(
     requests: &mut http1::SendRequest<Body>,
-    request: &mut Option<Request<Body>>,
+    request: &mut Option<Request<Bytes>>,
 ) -> Result<Response<Incoming>, Failure> {
     let Some(whole) = request.take() else {
         return Err(Failure::NotTaken(None));
     };
-    let sent = requests.try_send_request(whole).await;
+    let body = whole.body().clone();
+    let sent = requests.try_send_request(whole.map(Full::new)).await;
     sent.map_err(|mut error| match error.take_message() {
         Some(unsent) => {
-            *request = Some(unsent);
+            *request = Some(unsent.map(|_same| body));
             Failure::NotTaken(Some(error.into_error()))
         }
         None => Failure::Broken(error.into_error()),
@@ -237,17 +241,20 @@ async fn single(
 }
 
 async fn shared(
-    line: &Line,
-    request: &Option<Request<Body>>,
+    place: &mut Place,
+    request: &Option<Request<Bytes>>,
     whole_uri: Option<Uri>,
 ) -> Result<Response<Incoming>, Failure> {
     let (Some(original), Some(whole_uri)) = (request, whole_uri) else {
         return Err(Failure::NotTaken(None));
     };
     // HTTP/2 has no `Host`: it goes into the URI (RFC 9113 8.3.1).
-    let mut whole = original.clone();
+    let (body, unsent) = watched(original.body().clone());
+    place.unsent = unsent;
+    let mut whole = original.clone().map(|_same| body);
     whole.headers_mut().remove(HOST);
     *whole.uri_mut() = whole_uri;
+    let line = &place.line;
     let unanswered = Unanswered(line);
     let sent = line.requests.clone().try_send_request(whole).await;
     if sent.is_ok() {
@@ -277,7 +284,8 @@ fn idle_limit(headers: &HeaderMap) -> Option<Duration> {
 /// A connection of HTTP/2.
 pub(super) struct Line {
     requests: http2::SendRequest<Body>,
-    _driver: Driver,
+    /// Ends it with the last who uses it.
+    _owned: DropGuard,
     /// From here on it is not used again.
     old_at: Instant,
     address: IpAddr,
@@ -321,28 +329,95 @@ impl Drop for Unanswered<'_> {
 }
 
 /// One request's place on a connection of HTTP/2.
-struct Place(Arc<Line>);
+struct Place {
+    line: Arc<Line>,
+    /// There as long as not all of the request's body was sent.
+    unsent: Weak<()>,
+}
 
 impl Place {
     fn on(line: Arc<Line>) -> Self {
         line.places.fetch_add(1, Ordering::Relaxed);
-        Self(line)
+        Self {
+            line,
+            unsent: Weak::new(),
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        // Answered before its receiver took all of it: what is left stays with the connection, which
+        // nobody else is to come onto, or it would hold such leftovers for as long as it is used.
+        if self.unsent.strong_count() > 0 {
+            self.line.retired.store(true, Ordering::Relaxed);
+        }
         let mut left_at = self
-            .0
+            .line
             .left_at
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         *left_at = Instant::now();
-        self.0.places.fetch_sub(1, Ordering::Relaxed);
+        self.line.places.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// The task that reads and writes a connection; it ends with whoever uses it.
+/// A body, and what is there as long as any of it is.
+fn watched(body: Bytes) -> (Body, Weak<()>) {
+    struct Watched(Bytes, #[expect(dead_code, reason = "is there")] Arc<()>);
+    impl AsRef<[u8]> for Watched {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    let there = Arc::new(());
+    let unsent = Arc::downgrade(&there);
+    (Full::new(Bytes::from_owner(Watched(body, there))), unsent)
+}
+
+/// The tasks of one connection of HTTP/2: itself, and those that hyper starts for each request.
+///
+/// # Why
+/// hyper ends them when all is sent and said. A receiver that takes no more bytes would keep them, the
+/// socket and the rest of a body for ever.
+#[derive(Clone, Default)]
+struct Tasks(CancellationToken);
+
+impl Tasks {
+    /// Drives the connection as long as what is handed back is there, and ends all tasks soon after.
+    fn driving<E>(
+        self,
+        connection: impl Future<Output = Result<(), E>> + Send + 'static,
+    ) -> DropGuard
+    where
+        E: Send + 'static,
+    {
+        let owned = CancellationToken::new();
+        let left = owned.clone();
+        spawn_driver(async move {
+            let _ended = left.run_until_cancelled(connection).await;
+            // It takes no more requests, and those that it took may still be answered.
+            left.cancelled().await;
+            sleep(FAREWELL).await;
+            self.0.cancel();
+        });
+        owned.drop_guard()
+    }
+}
+
+impl<F> hyper::rt::Executor<F> for Tasks
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        let all = self.0.clone();
+        spawn_driver(async move {
+            let _ended = all.run_until_cancelled(task).await;
+        });
+    }
+}
+
+/// The task that reads and writes a connection of HTTP/1; it ends with whoever uses it.
 struct Driver(AbortHandle);
 
 impl Driver {

@@ -37,7 +37,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Uri};
-use http_body_util::Full;
 use hyper::body::Incoming;
 use rustls::RootCertStore;
 use shared::policy::address::{AddressRules, vet_literal};
@@ -128,7 +127,7 @@ pub struct OutboundRequest {
     pub identity: Option<Arc<ClientIdentity>>,
 }
 
-type Message = Request<Full<Bytes>>;
+type Message = Request<Bytes>;
 type Pool = Mutex<Shelves<Connection, Arc<Line>>>;
 
 /// Sends requests over a pool of connections. One for a whole process.
@@ -295,7 +294,7 @@ fn prepared(
         Some(query) => uri(&[url.path(), "?", query].concat())?,
         None => uri(url.path())?,
     };
-    let mut message = Request::new(Full::new(request.body));
+    let mut message = Request::new(request.body);
     *message.method_mut() = request.method;
     *message.uri_mut() = path;
     *message.headers_mut() = request.headers;

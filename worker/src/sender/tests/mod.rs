@@ -2,6 +2,7 @@
 
 mod addresses;
 mod http2;
+mod leftovers;
 mod moves;
 mod proxied;
 mod receiver;
