@@ -82,6 +82,8 @@ pub(super) struct Connection {
 enum Channel {
     Single {
         requests: http1::SendRequest<Body>,
+        /// There as long as not all of the request's body was sent.
+        unsent: Weak<()>,
         /// Drives it until it is dropped.
         _driver: Driver,
     },
@@ -123,6 +125,7 @@ impl Connection {
         });
         let channel = Channel::Single {
             requests,
+            unsent: Weak::new(),
             _driver: driver,
         };
         Ok(Self::new(channel, address, old_at))
@@ -187,9 +190,13 @@ impl Connection {
         }
     }
 
-    /// Until when it may wait for its next request.
+    /// Until when it may wait for its next request. One that was answered before its receiver took all of
+    /// the body would hold the rest of it as long.
     pub(super) fn good_until(&self, now: Instant) -> Instant {
-        (now + self.idle).min(self.old_at)
+        match &self.channel {
+            Channel::Single { unsent, .. } if unsent.strong_count() > 0 => now,
+            Channel::Single { .. } | Channel::Shared(_) => (now + self.idle).min(self.old_at),
+        }
     }
 
     /// Sends a request and waits for the head of its answer. `request` is in the form of HTTP/1 and is
@@ -200,7 +207,9 @@ impl Connection {
         whole: Option<Uri>,
     ) -> Result<Response<Incoming>, Failure> {
         let answer = match &mut self.channel {
-            Channel::Single { requests, .. } => single(requests, request).await,
+            Channel::Single {
+                requests, unsent, ..
+            } => single(requests, unsent, request).await,
             Channel::Shared(place) => shared(place, request, whole).await,
         };
         if let Ok(head) = &answer {
@@ -224,16 +233,19 @@ impl Connection {
 
 async fn single(
     requests: &mut http1::SendRequest<Body>,
+    unsent: &mut Weak<()>,
     request: &mut Option<Request<Bytes>>,
 ) -> Result<Response<Incoming>, Failure> {
     let Some(whole) = request.take() else {
         return Err(Failure::NotTaken(None));
     };
     let body = whole.body().clone();
-    let sent = requests.try_send_request(whole.map(Full::new)).await;
+    let (watched, there) = watched(body.clone());
+    *unsent = there;
+    let sent = requests.try_send_request(whole.map(|_same| watched)).await;
     sent.map_err(|mut error| match error.take_message() {
-        Some(unsent) => {
-            *request = Some(unsent.map(|_same| body));
+        Some(untaken) => {
+            *request = Some(untaken.map(|_same| body));
             Failure::NotTaken(Some(error.into_error()))
         }
         None => Failure::Broken(error.into_error()),

@@ -82,3 +82,26 @@ async fn a_connection_of_http2_ends_though_its_receiver_reads_nothing() {
     // One is the receiver's.
     eventually(AMPLE, async || (tasks() == before + 1).then_some(())).await;
 }
+
+/// The same over HTTP/1, where the receiver says how long an unused connection may wait.
+#[tokio::test]
+async fn a_connection_whose_receiver_answers_and_never_takes_the_body_is_not_kept() {
+    let receiver = Receiver::start(|mut connection, _| async move {
+        connection.0.readable().await.unwrap();
+        let ages = "HTTP/1.1 200 OK\r\nKeep-Alive: timeout=3600\r\nContent-Length: 0\r\n\r\n";
+        connection.say(ages).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let sender = local();
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+
+    let mut long = request(receiver.url(), AMPLE);
+    long.body = Bytes::from(vec![b' '; 32 << 20]);
+    let (result, _) = sender.send(long).await;
+
+    assert_eq!(result.map(|answer| answer.status), Ok(200));
+    // One is the receiver's.
+    eventually(AMPLE, async || (tasks() == before + 1).then_some(())).await;
+}
