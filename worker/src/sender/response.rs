@@ -46,6 +46,9 @@ pub(super) async fn read(
     (response, ended)
 }
 
+/// The longest origin that is shown, in bytes: more than a name that DNS can hold makes of it.
+const MAX_ORIGIN: usize = 300;
+
 /// All values, for [`shared::policy::retry_after`] to make sense of.
 fn retry_after(headers: &HeaderMap) -> Option<String> {
     let values = headers.get_all(RETRY_AFTER);
@@ -62,9 +65,8 @@ fn retry_after(headers: &HeaderMap) -> Option<String> {
 fn redirect(headers: &HeaderMap, url: &Url) -> Option<Box<str>> {
     let location = headers.get(LOCATION)?.to_str().ok()?;
     let target = url.join(location).ok()?;
-    target
-        .has_host()
-        .then(|| target.origin().ascii_serialization().into())
+    let origin = target.origin().ascii_serialization();
+    (target.has_host() && origin.len() <= MAX_ORIGIN).then(|| origin.into())
 }
 
 /// What was read of a body so far.

@@ -23,6 +23,20 @@ async fn s1_a_redirect_is_an_answer_and_not_followed() {
     assert_eq!(elsewhere.connections(), 0);
 }
 
+/// A note is stored for each attempt and shown in lists; where it leads is a stranger's to say.
+#[tokio::test]
+async fn a_redirect_to_a_name_that_nobody_can_have_makes_no_long_note() {
+    let name = ["x"; 30_000].join(".");
+    let head = format!("HTTP/1.1 308 X\r\nLocation: https://{name}/\r\nContent-Length: 0\r\n\r\n");
+    let receiver = Receiver::answering(head).await;
+
+    let answer = answer(&local(), &receiver).await;
+
+    assert_eq!(answer.status, 308);
+    let note = answer.note().unwrap_or_default();
+    assert!(note.len() < 1_000, "{} bytes", note.len());
+}
+
 #[tokio::test]
 async fn s1_a_literal_that_is_not_opened_is_never_dialled() {
     let receiver = Receiver::answering(OK).await;
