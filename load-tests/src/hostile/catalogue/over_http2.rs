@@ -206,6 +206,44 @@ fn answers() -> Vec<Behaviour> {
             FINE,
         ),
         after_a_request(
+            "h2-hint-that-ends-the-stream",
+            vec![SayOn(|it| headers(it, &status("103"), true)), Hold],
+            PROTOCOL,
+        ),
+        after_a_request(
+            "h2-hint-that-ends-the-stream-before-the-answer",
+            vec![
+                SayOn(|it| [headers(it, &status("103"), true), ok(it)].concat()),
+                Hold,
+            ],
+            PROTOCOL,
+        ),
+        after_a_request(
+            "h2-switches-protocols",
+            vec![SayOn(|it| headers(it, &status("101"), false)), Hold],
+            SILENT,
+        )
+        .hanging(),
+        after_a_request(
+            "h2-hint-with-a-body",
+            vec![
+                SayOn(|it| [headers(it, &status("103"), false), data(it, b"ok", true)].concat()),
+                Hold,
+            ],
+            PROTOCOL,
+        ),
+        after_a_request(
+            "h2-answers-twice",
+            vec![
+                SayOn(|it| {
+                    let first = [headers(it, &status("200"), false), data(it, b"ok", false)];
+                    [first.concat(), headers(it, &status("500"), false)].concat()
+                }),
+                Hold,
+            ],
+            "200, 2 B, cut; delivered; 1 connection",
+        ),
+        after_a_request(
             "h2-body-longer-than-said",
             vec![
                 SayOn(|it| {
@@ -309,6 +347,27 @@ fn endings() -> Vec<Behaviour> {
             "h2-goaway-above-and-closes",
             vec![SayOn(|it| go_away(it, NO_ERROR))],
             RESET,
+        ),
+        after_a_request(
+            "h2-goaway-of-all-and-then-of-the-request",
+            vec![
+                say([go_away(0x7fff_ffff, NO_ERROR), go_away(0, NO_ERROR)].concat()),
+                Hold,
+            ],
+            NOT_SENT,
+        ),
+        after_a_request(
+            "h2-goaway-that-grows",
+            vec![
+                SayOn(|it| [go_away(0, NO_ERROR), go_away(it, NO_ERROR)].concat()),
+                Hold,
+            ],
+            NOT_SENT,
+        ),
+        after_a_request(
+            "h2-goaway-below-and-answers-all-the-same",
+            vec![SayOn(|it| [go_away(0, NO_ERROR), ok(it)].concat()), Hold],
+            NOT_SENT,
         ),
         after_a_request(
             "h2-goaway-enhance-your-calm",

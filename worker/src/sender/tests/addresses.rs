@@ -37,6 +37,35 @@ async fn a_redirect_to_a_name_that_nobody_can_have_makes_no_long_note() {
     assert!(note.len() < 1_000, "{} bytes", note.len());
 }
 
+/// Whatever passes for an endpoint's URL can be sent in both versions of HTTP.
+#[test]
+fn every_url_of_an_endpoint_can_be_sent() {
+    let characters = (0x21..0x180).filter_map(char::from_u32);
+    for character in characters.chain(['\u{3002}', '\u{1f600}', '\u{fffd}']) {
+        for text in [
+            format!("https://h.test/{character}"),
+            format!("https://h.test//{character}//x?{character}"),
+            format!("https://h.test?{character}{character}"),
+            format!("https://h{character}t.test/"),
+            format!("https://{character}.test"),
+        ] {
+            let Ok(url) = shared::policy::address::parse_endpoint_url(&text, false) else {
+                continue;
+            };
+            let whole = uri(url.as_str());
+            let name = url.host_str().unwrap().to_owned();
+            let servable = rustls::pki_types::ServerName::try_from(name).is_ok();
+            let expected = Uri::try_from(&url[url::Position::BeforePath..]).unwrap();
+            let sent = prepared(request(url.clone(), AMPLE)).map(|(_, message, _)| message);
+            assert_eq!(sent.unwrap().uri(), &expected, "{url}");
+            // Over HTTP/2 there is TLS, and with it a name that a certificate can hold.
+            if servable {
+                assert_eq!(whole.unwrap().to_string(), url.as_str(), "{url}");
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn s1_a_literal_that_is_not_opened_is_never_dialled() {
     let receiver = Receiver::answering(OK).await;
