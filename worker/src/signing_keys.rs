@@ -65,6 +65,7 @@ impl SigningKeys {
                 let seed = seed.map_err(|error| error.to_string())?;
                 KeyPair::from_seed(&seed).map_err(|error| error.to_string())
             })?;
+            check_published(&opened.pairs, &stored.public_keys)?;
         }
         if settings.signs_with_secret() && opened.secrets.is_empty()
             || settings.signs_with_key_pair() && opened.pairs.is_empty()
@@ -120,6 +121,19 @@ impl SigningKeys {
     }
 }
 
+/// What receivers verify with has to be what is signed with: else every one of them refuses everything, and
+/// nobody sees why.
+fn check_published(pairs: &[Live<KeyPair>], published: &[Vec<u8>]) -> Result<(), String> {
+    let made = pairs.iter().map(|pair| *pair.key.public_key().as_bytes());
+    if made.eq(published.iter().map(Vec::as_slice)) {
+        return Ok(());
+    }
+    Err(
+        "the public key that receivers are shown is not that of its key pair: rotate its secret"
+            .to_owned(),
+    )
+}
+
 fn live<K>(keys: &[Live<K>], now: OffsetDateTime) -> impl Iterator<Item = &K> {
     keys.iter()
         .filter(move |one| one.expires_at.is_none_or(|end| now < end))
@@ -168,6 +182,7 @@ mod tests {
             sealed_headers: None,
             sealed_client_certificate: None,
             sealed_secrets: secrets,
+            public_keys: vec![public_key(); pairs.len()],
             sealed_key_pairs: pairs,
             ordered: false,
             runtime: Runtime::default(),
@@ -184,6 +199,23 @@ mod tests {
 
     fn sealed(context: &str) -> SealedKey {
         (master().seal(&[1; 32], context), None)
+    }
+
+    /// Of the key pair that [`sealed`] holds.
+    fn public_key() -> Vec<u8> {
+        let pair = KeyPair::from_seed(&[1; 32]).unwrap();
+        pair.public_key().as_bytes().to_vec()
+    }
+
+    #[test]
+    fn a_public_key_that_is_not_that_of_its_pair_is_not_signed_with() {
+        let both = settings(SignatureStyle::Standard, Signing::V1a);
+        let mut stored = stored(Vec::new(), vec![sealed(&pair_context(ID)); 2]);
+        assert!(SigningKeys::open(&master(), &stored, &both).is_ok());
+
+        stored.public_keys[1][0] ^= 1;
+        let error = SigningKeys::open(&master(), &stored, &both).unwrap_err();
+        assert!(error.contains("rotate its secret"), "{error}");
     }
 
     #[test]

@@ -23,6 +23,8 @@ SELECT e.id, e.public_id, e.version, e.state, e.url, e.settings, e.sealed_header
              ORDER BY k.id DESC LIMIT 8),
        ARRAY(SELECT coalesce(k.expires_at, 'infinity') FROM endpoint_key_pairs k WHERE k.endpoint_id = e.id AND coalesce(k.expires_at > now(), true)
              ORDER BY k.id DESC LIMIT 8),
+       ARRAY(SELECT k.public_key FROM endpoint_key_pairs k WHERE k.endpoint_id = e.id AND coalesce(k.expires_at > now(), true)
+             ORDER BY k.id DESC LIMIT 8),
        e.ordered, e.sealed_client_certificate, ",
     runtime_columns!(),
     "
@@ -59,6 +61,8 @@ pub struct StoredEndpoint {
     pub sealed_secrets: Vec<SealedKey>,
     /// Sealed seeds of key pairs, the current one first.
     pub sealed_key_pairs: Vec<SealedKey>,
+    /// The public halves of them, in the same order: what receivers are shown.
+    pub public_keys: Vec<Vec<u8>>,
     /// Whether its deliveries with an ordering key go one after the other.
     pub ordered: bool,
     /// What its last owner knew of it.
@@ -91,9 +95,10 @@ fn read_row(row: &tokio_postgres::Row) -> Result<StoredEndpoint, StoreError> {
         sealed_headers: row.try_get(6)?,
         sealed_secrets: sealed_keys(row, 7)?,
         sealed_key_pairs: sealed_keys(row, 9)?,
-        ordered: row.try_get(11)?,
-        sealed_client_certificate: row.try_get(12)?,
-        runtime: endpoint_runtime::read(row, 13)?,
+        public_keys: row.try_get(11)?,
+        ordered: row.try_get(12)?,
+        sealed_client_certificate: row.try_get(13)?,
+        runtime: endpoint_runtime::read(row, 14)?,
     })
 }
 
