@@ -3,14 +3,15 @@
 #![expect(clippy::too_many_lines, reason = "a table has as many lines as rows")]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use shared::policy::address::AddressRules;
 use shared::testing::dns::{DnsServer, Reply};
 use tokio::time::Instant;
-use worker::sender::{ResolverSettings, Sender, SenderSettings};
+use worker::sender::{OutboundRequest, ResolverSettings, Sender, SenderSettings};
 
-use super::run::{Row, post, told};
+use super::run::{Many, Row, post, told};
 
 /// Long enough for a look-up to be given up (4 s).
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -173,37 +174,75 @@ fn table() -> Vec<Named> {
     ]
 }
 
-/// Sends to each name; a receiver that answers listens at this port of 127.0.0.1.
-pub(super) async fn rows(port: u16) -> anyhow::Result<Vec<Row>> {
-    let dns = DnsServer::start().await;
-    dns.lead_where_names_say("rebind.test");
-    let sender = Sender::new(SenderSettings {
-        rules: AddressRules::parse("127.0.0.0/8 ::1").map_err(anyhow::Error::msg)?,
-        resolver: ResolverSettings {
-            servers: vec![dns.addr()],
-            ..ResolverSettings::default()
-        },
-        ..SenderSettings::default()
-    })?;
-    let table = table();
-    for named in &table {
-        if !named.replies.is_empty() {
-            dns.answer_in_turn(named.host, named.replies.clone());
+/// A DNS server that answers as the table says, and what is sent to.
+pub(super) struct Names {
+    dns: DnsServer,
+    table: Vec<Named>,
+    /// Where a receiver that answers listens, at 127.0.0.1.
+    port: u16,
+}
+
+impl Names {
+    /// Those with this in their names.
+    pub(super) async fn start(port: u16, wanted: &str) -> Self {
+        let dns = DnsServer::start().await;
+        dns.lead_where_names_say("rebind.test");
+        let mut table = table();
+        for named in &table {
+            if !named.replies.is_empty() {
+                dns.answer_in_turn(named.host, named.replies.clone());
+            }
         }
+        table.retain(|named| named.name.contains(wanted));
+        Self { dns, table, port }
     }
-    let sending = table.into_iter().map(|named| {
-        let sender = &sender;
-        async move {
+
+    /// One that knows no name yet.
+    fn sender(&self) -> anyhow::Result<Sender> {
+        Sender::new(SenderSettings {
+            rules: AddressRules::parse("127.0.0.0/8 ::1").map_err(anyhow::Error::msg)?,
+            resolver: ResolverSettings {
+                servers: vec![self.dns.addr()],
+                ..ResolverSettings::default()
+            },
+            ..SenderSettings::default()
+        })
+        .map_err(anyhow::Error::from)
+    }
+
+    fn request(&self, named: &Named) -> OutboundRequest {
+        let url = format!("http://{}:{}/hooks", named.host, self.port);
+        post(&url, 2, TIMEOUT)
+    }
+
+    /// Sends to each once.
+    pub(super) async fn each_alone(&self) -> anyhow::Result<Vec<Row>> {
+        let sender = self.sender()?;
+        let sending = self.table.iter().map(async |named| {
             let started = Instant::now();
-            let url = format!("http://{}:{port}/hooks", named.host);
-            let (result, _) = sender.send(post(&url, 2, TIMEOUT)).await;
+            let (result, _) = sender.send(self.request(named)).await;
             Row {
                 name: named.name,
                 expected: named.expected.to_owned(),
                 got: told(&result),
                 took: started.elapsed(),
             }
+        });
+        Ok(futures_util::future::join_all(sending).await)
+    }
+
+    /// Sends to each many times at once; what came late or otherwise than alone.
+    pub(super) async fn each_by_many(&self, parallel: usize) -> anyhow::Result<Vec<String>> {
+        let sender = Arc::new(self.sender()?);
+        let mut strays = Vec::new();
+        for named in &self.table {
+            let many = Many {
+                name: named.name,
+                expected: Some(named.expected),
+                parallel,
+            };
+            strays.extend(many.send(&sender, || self.request(named)).await?);
         }
-    });
-    Ok(futures_util::future::join_all(sending).await)
+        Ok(strays)
+    }
 }

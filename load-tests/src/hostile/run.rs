@@ -21,7 +21,7 @@ use worker::sender::{OutboundRequest, Sender, SenderSettings};
 
 use super::catalogue::{Behaviour, LONGEST_BODY, Wire, catalogue, elsewhere};
 use super::memory::Memory;
-use super::names;
+use super::names::Names;
 use super::receiver::Places;
 use super::receivers::Receivers;
 use crate::commands::say;
@@ -154,14 +154,15 @@ pub async fn run(arguments: &HostileArguments) -> anyhow::Result<Report> {
         .collect();
     eprintln!("{} behaviours, each alone", jobs.len());
     let mut rows = each_alone(&sender(&receivers.places)?, &jobs, &mut receivers).await?;
-    let names = names::rows(receivers.port_of("good")).await?;
-    rows.extend(names.into_iter().filter(|row| row.name.contains(wanted)));
+    let names = Names::start(receivers.port_of("good"), wanted).await;
+    rows.extend(names.each_alone().await?);
     eprintln!("the same, {} at a time", arguments.parallel);
     // From here on, for what is needed once is there by now.
     let memory = Memory::watched()?;
     // Nothing is left of the first round's connections: each of many opens its own.
     let sender = Arc::new(sender(&receivers.places)?);
-    let strays = each_by_many(&sender, &jobs, &receivers, arguments.parallel).await?;
+    let mut strays = each_by_many(&sender, &jobs, &receivers, arguments.parallel).await?;
+    strays.extend(names.each_by_many(arguments.parallel).await?);
     Ok(Report {
         rows,
         growth: memory.growth()?,
@@ -222,45 +223,59 @@ async fn each_by_many(
     let mut strays = Vec::new();
     for behaviour in jobs {
         let port = receivers.port_of(behaviour.name);
-        strays.extend(by_many(sender, behaviour, port, parallel).await?);
+        let many = Many {
+            name: behaviour.name,
+            expected: behaviour.expected_of_many(),
+            parallel,
+        };
+        strays.extend(many.send(sender, || request(behaviour, port)).await?);
     }
     Ok(strays)
 }
 
-async fn by_many(
-    sender: &Arc<Sender>,
-    behaviour: &Behaviour,
-    port: u16,
-    parallel: usize,
-) -> anyhow::Result<Vec<String>> {
-    // A task for each, as in the worker.
-    let sending: Vec<_> = (0..parallel)
-        .map(|_| {
-            let sender = Arc::clone(sender);
-            let request = request(behaviour, port);
-            let allowed = request.timeout + LATE;
-            spawn_driver(async move {
-                let started = Instant::now();
-                let (result, _) = sender.send(request).await;
-                (told(&result), started.elapsed() > allowed)
+/// Many requests at once of one behaviour.
+pub(super) struct Many<'a> {
+    pub(super) name: &'a str,
+    /// What comes of each, if that is certain.
+    pub(super) expected: Option<&'a str>,
+    pub(super) parallel: usize,
+}
+
+impl Many<'_> {
+    /// What came late or otherwise, a line for each kind.
+    pub(super) async fn send(
+        &self,
+        sender: &Arc<Sender>,
+        request: impl Fn() -> OutboundRequest,
+    ) -> anyhow::Result<Vec<String>> {
+        // A task for each, as in the worker.
+        let sending: Vec<_> = (0..self.parallel)
+            .map(|_| {
+                let sender = Arc::clone(sender);
+                let request = request();
+                let allowed = request.timeout + LATE;
+                spawn_driver(async move {
+                    let started = Instant::now();
+                    let (result, _) = sender.send(request).await;
+                    (told(&result), started.elapsed() > allowed)
+                })
             })
-        })
-        .collect();
-    let expected = behaviour.expected_of_many();
-    let mut strays = BTreeMap::new();
-    for ended in join_all(sending).await {
-        let (got, is_late) = ended?;
-        let stray = if is_late {
-            format!("{} ended late", behaviour.name)
-        } else if expected.is_some_and(|expected| expected != got) {
-            format!("{} came to: {got}", behaviour.name)
-        } else {
-            continue;
-        };
-        *strays.entry(stray).or_insert(0) += 1;
+            .collect();
+        let mut strays = BTreeMap::new();
+        for ended in join_all(sending).await {
+            let (got, is_late) = ended?;
+            let stray = if is_late {
+                format!("{} ended late", self.name)
+            } else if self.expected.is_some_and(|expected| expected != got) {
+                format!("{} came to: {got}", self.name)
+            } else {
+                continue;
+            };
+            *strays.entry(stray).or_insert(0) += 1;
+        }
+        let line = |(stray, count): (String, usize)| format!("{count} times {stray}");
+        Ok(strays.into_iter().map(line).collect())
     }
-    let line = |(stray, count): (String, usize)| format!("{count} times {stray}");
-    Ok(strays.into_iter().map(line).collect())
 }
 
 fn request(behaviour: &Behaviour, port: u16) -> OutboundRequest {
