@@ -25,6 +25,7 @@ mod pool;
 mod proxy;
 mod resolver;
 mod response;
+mod sessions;
 mod tls;
 mod trace;
 

@@ -3,11 +3,12 @@
 //! There is no way around verification: no setting, and no fallback when it fails.
 
 use std::hash::{Hash, Hasher};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{ClientSessionMemoryCache, Resumption, WebPkiServerVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -18,11 +19,14 @@ use rustls::{
 use shared::client_certificate::{self, ClientCertificateError};
 use shared::policy::classify::CertificateProblem;
 
-/// Sessions remembered: resuming one costs a tenth of a full handshake.
-const SESSIONS: usize = 65_536;
+use super::sessions::Sessions;
 
-/// The same for one endpoint with a client certificate of its own.
-const SESSIONS_OF_IDENTITY: usize = 16;
+/// Hosts whose sessions are remembered: resuming one costs a tenth of a full handshake. With usual
+/// chains 250 MiB when full.
+pub(super) const HOSTS: NonZeroUsize = NonZeroUsize::new(65_536).expect("is not zero");
+
+/// The same for one endpoint with a client certificate of its own: where it leads, and led before.
+const HOSTS_OF_IDENTITY: NonZeroUsize = NonZeroUsize::new(2).expect("is not zero");
 
 /// What a request to `https://` says when nobody is trusted.
 pub(super) const NO_ROOTS: &str =
@@ -89,7 +93,7 @@ pub(super) fn client_config(
         .dangerous()
         .with_custom_certificate_verifier(ExplainingVerifier::new(roots, provider)?)
         .with_no_client_auth();
-    config.resumption = Resumption::store(Arc::new(ClientSessionMemoryCache::new(SESSIONS)));
+    config.resumption = Resumption::store(Arc::new(Sessions::of(HOSTS)));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Some(Arc::new(config)))
 }
@@ -121,7 +125,7 @@ impl ClientIdentity {
             config.client_auth_cert_resolver =
                 Arc::new(SingleCertAndKey::from(Arc::clone(&self.certified)));
             // A session carries the identity it was made with, and is looked up by host name alone.
-            let sessions = ClientSessionMemoryCache::new(SESSIONS_OF_IDENTITY);
+            let sessions = Sessions::of(HOSTS_OF_IDENTITY);
             config.resumption = Resumption::store(Arc::new(sessions));
             Arc::new(config)
         })

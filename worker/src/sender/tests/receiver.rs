@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{HandshakeKind, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -123,6 +124,8 @@ async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> 
 
 pub(super) const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
+const OK_AND_CLOSE: &[u8] = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok";
+
 /// A certificate authority of one test.
 pub(super) struct Authority {
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
@@ -222,6 +225,43 @@ impl Authority {
             .with_single_cert(served.chain, served.key)
             .unwrap();
         tls_receiver(TlsAcceptor::from(Arc::new(config))).await
+    }
+
+    /// A receiver over one version of TLS that ends each connection after its first answer, says which
+    /// kind of handshake each had, and asks for a certificate of this authority, but does without.
+    pub(super) async fn receiver_of_one_request(
+        &self,
+        version: &'static rustls::SupportedProtocolVersion,
+        kinds: mpsc::Sender<HandshakeKind>,
+    ) -> Receiver {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let known = rustls::server::WebPkiClientVerifier::builder_with_provider(
+            Arc::new(self.trusted()),
+            Arc::clone(&provider),
+        )
+        .allow_unauthenticated()
+        .build()
+        .unwrap();
+        let served = self.served("127.0.0.1", |_| {});
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_client_cert_verifier(known)
+            .with_single_cert(served.chain, served.key)
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        Receiver::start(move |connection, _| {
+            let (acceptor, kinds) = (acceptor.clone(), kinds.clone());
+            async move {
+                let mut stream = acceptor.accept(connection.0).await.unwrap();
+                read_request(&mut stream).await.unwrap();
+                let kind = stream.get_ref().1.handshake_kind();
+                kinds.send(kind.unwrap()).await.unwrap();
+                stream.write_all(OK_AND_CLOSE).await.unwrap();
+                stream.shutdown().await.unwrap();
+            }
+        })
+        .await
     }
 
     /// A receiver that speaks HTTP/2 alone, as `script` says.

@@ -133,6 +133,42 @@ async fn a_client_certificate_is_shown_by_whom_it_belongs_to_and_no_connection_i
     assert_eq!(receiver.connections(), 4);
 }
 
+/// Resumed is what was agreed on with the same identity, and nothing else: a session carries it.
+#[tokio::test]
+async fn the_next_connection_resumes_the_session_of_its_own_identity() {
+    use rustls::HandshakeKind::{Full, Resumed};
+    let authority = Authority::new();
+    let identity = || {
+        let (chain, key) = authority.client("sender.example");
+        Some(Arc::new(ClientIdentity::parse(&chain, &key).unwrap()))
+    };
+    let (one, other) = (identity(), identity());
+    let turns = [
+        (&None, Full),
+        (&None, Resumed),
+        (&one, Full),
+        (&other, Full),
+        (&one, Resumed),
+        (&None, Resumed),
+        (&other, Resumed),
+        (&None, Resumed),
+    ];
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let (seen, mut kinds) = tokio::sync::mpsc::channel(16);
+        let receiver = authority.receiver_of_one_request(version, seen).await;
+        let url: Url = format!("https://{}/", receiver.addr).parse().unwrap();
+        let sender = trusting(&authority);
+        for (turn, (identity, expected)) in turns.iter().enumerate() {
+            let mut request = request(url.clone(), AMPLE);
+            request.identity.clone_from(identity);
+            let answer = sender.send(request).await.0.unwrap();
+            assert_eq!(answer.status, 200);
+            assert_eq!(kinds.recv().await.as_ref(), Some(expected), "{turn}");
+        }
+        assert_eq!(receiver.connections(), turns.len());
+    }
+}
+
 #[tokio::test]
 async fn a_receiver_that_breaks_the_handshake_is_a_tls_error() {
     let authority = Authority::new();
