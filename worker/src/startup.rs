@@ -108,7 +108,7 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
 
 fn sender_settings(config: &Config) -> anyhow::Result<SenderSettings> {
     let roots = sender::trusted(config.ca_file.as_deref()).map_err(anyhow::Error::msg)?;
-    let connections = connections(config.max_in_flight)?;
+    let connections = connections(config.max_in_flight, open_files::raise())?;
     Ok(SenderSettings {
         rules: config.rules.clone(),
         // One host can serve thousands of endpoints (a gateway, an automation service): a connection
@@ -125,11 +125,13 @@ fn sender_settings(config: &Config) -> anyhow::Result<SenderSettings> {
     })
 }
 
-/// How many unused connections there is room for. Each request under way may hold a connection as
-/// well, and happy eyeballs a second one for a moment; look-ups, files, the database and metrics take the rest.
-fn connections(max_in_flight: usize) -> anyhow::Result<usize> {
-    let most = open_files::raise();
-    let needed = max_in_flight.saturating_mul(2) + sender::MOST_LOOKUP_SOCKETS + OTHER_FILES;
+/// How many unused connections there is room for where `most` files may be open. Each request under way
+/// holds a connection, or before it has one as many as it dials at once; look-ups, files, the database and
+/// metrics take the rest.
+fn connections(max_in_flight: usize, most: usize) -> anyhow::Result<usize> {
+    let needed = max_in_flight
+        .saturating_mul(sender::MOST_AT_ONCE)
+        .saturating_add(sender::MOST_LOOKUP_SOCKETS + OTHER_FILES);
     let Some(room) = most.checked_sub(needed).filter(|room| *room > 0) else {
         anyhow::bail!(
             "POSTRIDER_MAX_IN_FLIGHT {max_in_flight} needs {needed} open files, and this process may \
@@ -377,4 +379,34 @@ async fn watch_over(
 fn worker_name() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{} {}", host.trim(), std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_files_are_for_requests_first_and_what_is_left_is_for_unused_connections() {
+        let others = sender::MOST_LOOKUP_SOCKETS + OTHER_FILES;
+        let needed = 1_024 * 3 + others;
+        for (most, expected) in [
+            (needed + 1, 1),
+            (needed + 1_000, 1_000),
+            (needed + 1_024, 1_024),
+            (1_048_576, 1_024),
+            (usize::MAX, 1_024),
+        ] {
+            assert_eq!(connections(1_024, most).unwrap(), expected, "{most}");
+        }
+        for (in_flight, most) in [
+            (1_024, needed),
+            (1_024, 0),
+            (1, others + 3),
+            (usize::MAX, usize::MAX),
+        ] {
+            let refused = connections(in_flight, most).unwrap_err().to_string();
+            assert!(refused.contains("POSTRIDER_MAX_IN_FLIGHT"), "{refused}");
+        }
+        assert_eq!(connections(1, others + 4).unwrap(), 1);
+    }
 }

@@ -140,6 +140,20 @@ impl CertificateProblem {
     }
 }
 
+/// What this machine lacks for another socket. It will have it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Shortage {
+    /// EMFILE, ENFILE.
+    #[error("too many files are open")]
+    Files,
+    /// EADDRNOTAVAIL.
+    #[error("no local port is free towards the receiver")]
+    Ports,
+    /// ENOBUFS, ENOMEM.
+    #[error("the system has no memory for it")]
+    Memory,
+}
+
 /// Why there is no answer. Texts name no URL, header or address: they are stored and shown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
@@ -156,6 +170,9 @@ pub enum SendError {
     /// No TCP connection.
     #[error("could not connect: {0}")]
     Connect(io::ErrorKind),
+    /// Our trouble, and for now: nothing was asked of the receiver.
+    #[error("this worker could not open a connection: {0}")]
+    NoSocket(Shortage),
     /// The TLS handshake failed.
     #[error("TLS: {0}")]
     Tls(Box<str>),
@@ -203,6 +220,7 @@ impl SendError {
             Self::UrlDenied(_) => "url_denied",
             Self::Dns(_) => "dns",
             Self::Connect(_) => "connect",
+            Self::NoSocket(_) => "no_socket",
             Self::Tls(_) => "tls",
             Self::Certificate(problem) => problem.name(),
             Self::Proxy(_) => "proxy",
@@ -228,7 +246,7 @@ impl SendError {
             | Self::MaybeSent
             | Self::NotSent
             | Self::Protocol => Outcome::Transient,
-            Self::Internal(_) => Outcome::Internal,
+            Self::Internal(_) | Self::NoSocket(_) => Outcome::Internal,
         }
     }
 }
@@ -271,8 +289,8 @@ pub struct Verdict {
     pub outcome: Outcome,
     /// How long the receiver asks to be left alone.
     pub retry_after: Option<Duration>,
-    /// A connection ended as connections do, with or without the request (*maybe sent*, *not sent*): that
-    /// says nothing about the receiver.
+    /// A connection ended as connections do, with or without the request (*maybe sent*, *not sent*), or
+    /// we could open none: that says nothing about the receiver, and will pass.
     pub blameless: bool,
 }
 
@@ -283,7 +301,10 @@ impl Verdict {
         let (retry_after, blameless) = match result {
             Ok(response) => (response.retry_after.as_deref(), false),
             Err(error) => {
-                let blameless = matches!(error, SendError::MaybeSent | SendError::NotSent);
+                let blameless = matches!(
+                    error,
+                    SendError::MaybeSent | SendError::NotSent | SendError::NoSocket(_)
+                );
                 (None, blameless)
             }
         };
@@ -407,6 +428,7 @@ mod tests {
             ),
             (SendError::Protocol, Outcome::Transient),
             (SendError::Internal("no secret"), Outcome::Internal),
+            (SendError::NoSocket(Shortage::Files), Outcome::Internal),
         ];
         for (error, expected) in cases {
             assert!(!error.to_string().is_empty());
@@ -436,7 +458,11 @@ mod tests {
                 blameless: false
             }
         );
-        for ended in [SendError::MaybeSent, SendError::NotSent] {
+        for ended in [
+            SendError::MaybeSent,
+            SendError::NotSent,
+            SendError::NoSocket(Shortage::Ports),
+        ] {
             assert!(Verdict::of(&Err(ended), &settings, now).blameless);
         }
         assert!(!Verdict::of(&Err(SendError::Reset), &settings, now).blameless);

@@ -6,6 +6,7 @@
 //! Two counters: *made* numbers the requests, *charged* is what `max_attempts` limits. Not charged
 //! are a 429, and a request whose connection ended as connections do (*maybe sent*, *not sent*), while
 //! fewer than [`MAX_FORGIVEN`] attempts of the delivery went uncharged; such a one is sent again at once.
+//! Never charged is an attempt for which this machine had no socket: its endpoint was not asked.
 //!
 //! A retry that would come after the delivery's end of life (`max_age`, `deliver_before`) is not
 //! scheduled: the delivery becomes a dead letter now rather than wait to become one. The draw
@@ -35,12 +36,17 @@ pub const MAX_FORGIVEN: u16 = 3;
 /// a server that restarts ends many connections at once.
 const MAX_FORGIVEN_DELAY: Duration = Duration::from_secs(1);
 
+/// The longest wait after an attempt for which we had no socket: half a minute after there are some again,
+/// all is sent. It doubles from a second, so that all that fails so at once does not come back at once.
+const MAX_SHORTAGE_DELAY: Duration = Duration::from_secs(30);
+
 /// The most requests for one delivery, charged or not: what the database's counter holds.
 pub const MAX_ATTEMPTS_MADE: u16 = i16::MAX.unsigned_abs();
 
-/// The shortest wait after a 429. It doubles with the attempts made up to the longest: a 429 costs no
-/// attempt, so nothing else keeps a delivery from being tried every second for days.
-const MIN_THROTTLED_DELAY: Duration = Duration::from_secs(1);
+/// The shortest wait after an attempt that is never charged. It doubles with the attempts made up to the
+/// longest: nothing else keeps such a delivery from being tried every second for days.
+const MIN_UNCHARGED_DELAY: Duration = Duration::from_secs(1);
+/// The longest wait after a 429.
 const MAX_THROTTLED_DELAY: Duration = Duration::from_secs(3_600);
 
 /// What becomes of a delivery.
@@ -115,9 +121,11 @@ impl Progress {
         }
     }
 
-    /// Whether the attempt just ended is nobody's fault and is sent again at once.
+    /// Whether the attempt just ended is nobody's fault and is sent again soon.
     fn forgives(&self, verdict: &Verdict) -> bool {
-        verdict.blameless && verdict.outcome == Outcome::Transient && !self.charges(verdict)
+        verdict.blameless
+            && (is_shortage(verdict) || verdict.outcome == Outcome::Transient)
+            && !self.charges(verdict)
     }
 }
 
@@ -152,8 +160,11 @@ pub fn decide(
         Outcome::Misconfigured => again(DeadLetterClass::Misconfigured, Duration::ZERO),
         Outcome::Throttled => again(
             DeadLetterClass::Throttled,
-            throttled_delay(progress.attempts_made, jitter),
+            doubling_delay(progress.attempts_made, MAX_THROTTLED_DELAY, jitter),
         ),
+        Outcome::Internal if is_shortage(verdict) => {
+            again(DeadLetterClass::Internal, Duration::ZERO)
+        }
         Outcome::Gone => (Decision::DisableEndpoint(CloseReason::Gone), None),
         Outcome::Permanent => dead(
             DeadLetterClass::Permanent,
@@ -186,7 +197,9 @@ fn delay(
     verdict: &Verdict,
     jitter: UnitInterval,
 ) -> Duration {
-    let own = if progress.forgives(verdict) {
+    let own = if is_shortage(verdict) {
+        doubling_delay(progress.attempts_made, MAX_SHORTAGE_DELAY, jitter)
+    } else if progress.forgives(verdict) {
         MAX_FORGIVEN_DELAY.mul_f64(jitter.get())
     } else {
         next_delay(&settings.backoff, progress.attempts_made, jitter)
@@ -194,15 +207,20 @@ fn delay(
     own.max(verdict.retry_after.unwrap_or(Duration::ZERO))
 }
 
-/// The least delay after a 429: in the second half of a bound that doubles.
-fn throttled_delay(attempts_made: u16, jitter: UnitInterval) -> Duration {
+/// We had no socket for it: ours to mend, and it will pass.
+fn is_shortage(verdict: &Verdict) -> bool {
+    verdict.blameless && verdict.outcome == Outcome::Internal
+}
+
+/// In the second half of a bound that doubles with each attempt: for what is never charged.
+fn doubling_delay(attempts_made: u16, longest: Duration, jitter: UnitInterval) -> Duration {
     let doublings = u32::from(attempts_made.saturating_sub(1));
-    let bound = MIN_THROTTLED_DELAY
+    let bound = MIN_UNCHARGED_DELAY
         .saturating_mul(2_u32.saturating_pow(doublings))
-        .min(MAX_THROTTLED_DELAY);
+        .min(longest);
     bound
         .mul_f64(f64::midpoint(1.0, jitter.get()))
-        .clamp(MIN_THROTTLED_DELAY, bound)
+        .clamp(MIN_UNCHARGED_DELAY, bound)
 }
 
 /// A retry, unless the ladder or the delivery's life ends first.

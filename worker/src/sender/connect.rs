@@ -5,14 +5,16 @@
 //!   public when its endpoint was saved and is private now leads nowhere. Through a proxy the address
 //!   is what we ask the proxy for; it never sees the name.
 
+use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use shared::policy::address::{AddressRules, vet};
@@ -26,7 +28,7 @@ use super::exchange::Connection;
 use super::explain;
 use super::origin::Origin;
 use super::proxy::Proxy;
-use super::resolver::Resolver;
+use super::resolver::{LookupFailed, Resolver};
 use super::tls;
 use super::trace::Trace;
 
@@ -35,6 +37,10 @@ const HEAD_START: Duration = Duration::from_millis(250);
 
 /// The most addresses tried for one connection: what the time for connecting has room for.
 const MOST_DIALLED: usize = 12;
+
+/// The most addresses dialled at once for one connection: what is counted for each request when a worker
+/// asks how many files it may have open. Where a fourth begins, the first has had three head starts.
+pub const MOST_AT_ONCE: usize = 3;
 
 /// See the module.
 pub(super) struct Dialer {
@@ -110,14 +116,20 @@ impl Dialer {
             Host::Ipv6(address) => Arc::new([IpAddr::V6(*address)]),
             Host::Domain(name) => {
                 trace.enter(Phase::Dns);
-                let found = self.resolver.addresses(name).await;
-                found.map_err(|failed| SendError::Dns(failed.to_string().into()))?
+                self.resolver.addresses(name).await.map_err(unresolved)?
             }
         };
         let vetted = vet(&found, &self.rules).map_err(SendError::AddressDenied)?;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         Ok(in_turn(vetted.into_addresses(), turn))
     }
+}
+
+fn unresolved(failed: LookupFailed) -> SendError {
+    if let LookupFailed::NoSocket(short) = failed {
+        return SendError::NoSocket(short);
+    }
+    SendError::Dns(failed.to_string().into())
 }
 
 /// Both families by turns, so that one that leads nowhere costs one head start (RFC 8305, 4); each
@@ -141,38 +153,72 @@ fn in_turn(addresses: Vec<IpAddr>, turn: usize) -> Vec<IpAddr> {
 }
 
 /// The first connection that comes about. The next address is dialled when one fails, and beside the
-/// others when they take long.
+/// others when they take long; the one dialled first is given up where too many would be under way.
 pub(super) async fn race(
     addresses: &[IpAddr],
     port: u16,
     trace: &mut Trace,
 ) -> Result<(TcpStream, IpAddr), SendError> {
     let mut waiting = addresses.iter().copied();
-    let mut dialling = FuturesUnordered::new();
+    let mut dialling = Dials::default();
     let mut failed = None;
     loop {
         if let Some(address) = waiting.next() {
             trace.dials(address);
-            dialling.push(dial(address, port));
+            dialling.begin(address, port);
         }
         let others_wait = waiting.len() > 0;
         let ended = tokio::select! {
-            ended = dialling.next() => ended,
+            ended = poll_fn(|context| dialling.poll_first(context)) => ended,
             () = tokio::time::sleep(HEAD_START), if others_wait => continue,
         };
-        match ended {
-            Some(Ok(connected)) => return Ok(connected),
-            Some(Err(error)) => failed = failed.or(Some(error.kind())),
-            None => {
-                let kind = failed.unwrap_or(io::ErrorKind::AddrNotAvailable);
-                return Err(SendError::Connect(kind));
-            }
+        match (ended, failed) {
+            (Some(Ok(connected)), _) => return Ok(connected),
+            // What we could not try says more than what another address did: the receiver may be well.
+            (Some(Err(error)), None | Some(SendError::Connect(_))) => failed = Some(error),
+            (Some(Err(_)), before @ Some(_)) => failed = before,
+            (None, None) => return Err(SendError::Connect(io::ErrorKind::AddrNotAvailable)),
+            (None, Some(error)) => return Err(error),
         }
     }
 }
 
-async fn dial(address: IpAddr, port: u16) -> io::Result<(TcpStream, IpAddr)> {
-    let stream = TcpStream::connect(SocketAddr::new(address, port)).await?;
+type Dialled = Result<(TcpStream, IpAddr), SendError>;
+
+/// The dials under way, the oldest first.
+#[derive(Default)]
+struct Dials(VecDeque<Pin<Box<dyn Future<Output = Dialled> + Send>>>);
+
+impl Dials {
+    fn begin(&mut self, address: IpAddr, port: u16) {
+        if self.0.len() == MOST_AT_ONCE {
+            self.0.pop_front();
+        }
+        self.0.push_back(Box::pin(dial(address, port)));
+    }
+
+    /// What the next one to end came to; `None` where none is under way.
+    fn poll_first(&mut self, context: &mut Context<'_>) -> Poll<Option<Dialled>> {
+        for place in 0..self.0.len() {
+            let Some(dial) = self.0.get_mut(place) else {
+                break;
+            };
+            if let Poll::Ready(dialled) = dial.as_mut().poll(context) {
+                drop(self.0.remove(place));
+                return Poll::Ready(Some(dialled));
+            }
+        }
+        if self.0.is_empty() {
+            Poll::Ready(None)
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+async fn dial(address: IpAddr, port: u16) -> Dialled {
+    let connecting = TcpStream::connect(SocketAddr::new(address, port)).await;
+    let stream = connecting.map_err(|error| explain::no_connection(&error, address))?;
     // A request is written at once; the last part of it must not wait for an acknowledgement. A
     // connection that has broken already says so when it is used.
     let _set = stream.set_nodelay(true);
@@ -190,10 +236,30 @@ fn server_name(host: &Host<String>) -> Result<ServerName<'static>, SendError> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
 
     fn list(texts: &[&str]) -> Vec<IpAddr> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[tokio::test]
+    async fn no_more_are_dialled_at_once_than_are_counted_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut dials = Dials::default();
+        for last in 1..=12 {
+            dials.begin([127, 0, 0, last].into(), port);
+            assert!(dials.0.len() <= MOST_AT_ONCE);
+        }
+
+        let mut failed = Vec::new();
+        while let Some(ended) = poll_fn(|context| dials.poll_first(context)).await {
+            failed.push(ended.unwrap_err());
+        }
+        let refused = SendError::Connect(io::ErrorKind::ConnectionRefused);
+        assert_eq!(failed, [refused.clone(), refused.clone(), refused], "the last three");
     }
 
     #[test]

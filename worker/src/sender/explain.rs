@@ -4,13 +4,35 @@
 
 use std::error::Error;
 use std::io;
+use std::net::IpAddr;
 
-use shared::policy::classify::SendError;
+use rustix::io::Errno;
+use shared::policy::classify::{SendError, Shortage};
 
 use super::tls::certificate_problem;
 
 /// The longest text kept of an error, in characters.
 const MAX_DETAIL: usize = 200;
+
+/// What a dial that failed means.
+pub(super) fn no_connection(error: &io::Error, to: IpAddr) -> SendError {
+    match shortage(error) {
+        // Of IPv6 it is also said where this machine has no address of that family, for good.
+        Some(Shortage::Ports) if to.is_ipv6() => SendError::Connect(error.kind()),
+        Some(short) => SendError::NoSocket(short),
+        None => SendError::Connect(error.kind()),
+    }
+}
+
+/// What we lack ourselves, if that is why there is no socket.
+pub(super) fn shortage(error: &io::Error) -> Option<Shortage> {
+    match Errno::from_io_error(error)? {
+        Errno::MFILE | Errno::NFILE => Some(Shortage::Files),
+        Errno::ADDRNOTAVAIL => Some(Shortage::Ports),
+        Errno::NOBUFS | Errno::NOMEM => Some(Shortage::Memory),
+        _ => None,
+    }
+}
 
 /// What a handshake that failed means.
 pub(super) fn handshake(error: &io::Error) -> SendError {
@@ -115,4 +137,40 @@ fn below(cause: Cause<'_>) -> Option<Cause<'_>> {
 
 fn brief(error: &dyn Error) -> Box<str> {
     error.to_string().chars().take(MAX_DETAIL).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_we_lack_is_told_from_what_the_receiver_does() {
+        let of = |errno: Errno, to: &str| no_connection(&errno.into(), to.parse().unwrap());
+        let cases = [
+            (Errno::MFILE, Shortage::Files),
+            (Errno::NFILE, Shortage::Files),
+            (Errno::ADDRNOTAVAIL, Shortage::Ports),
+            (Errno::NOBUFS, Shortage::Memory),
+            (Errno::NOMEM, Shortage::Memory),
+        ];
+        for (errno, short) in cases {
+            assert_eq!(
+                of(errno, "127.0.0.1"),
+                SendError::NoSocket(short),
+                "{errno}"
+            );
+        }
+        assert_eq!(
+            of(Errno::MFILE, "::1"),
+            SendError::NoSocket(Shortage::Files)
+        );
+        assert_eq!(
+            of(Errno::ADDRNOTAVAIL, "::1"),
+            SendError::Connect(io::ErrorKind::AddrNotAvailable)
+        );
+        for errno in [Errno::CONNREFUSED, Errno::NETUNREACH, Errno::ACCESS] {
+            let kind = io::Error::from(errno).kind();
+            assert_eq!(of(errno, "127.0.0.1"), SendError::Connect(kind), "{errno}");
+        }
+    }
 }

@@ -48,6 +48,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use url::Url;
 
 use self::connect::Dialer;
+pub use self::connect::MOST_AT_ONCE;
 pub use self::exchange::MAX_AGE;
 use self::exchange::{Connection, Failure, Line};
 pub use self::headers::{Stamp, headers_for, own_headers};

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use url::{Host, Url};
 
 use super::connect::race;
-use super::resolver::Resolver;
+use super::resolver::{LookupFailed, Resolver};
 use super::trace::Trace;
 
 /// How long one address is waited for while there is another to ask for: the proxy may be waiting itself, for
@@ -79,16 +79,14 @@ impl Proxy {
         let proxy: Arc<[IpAddr]> = match &self.host {
             Host::Ipv4(address) => Arc::new([IpAddr::V4(*address)]),
             Host::Ipv6(address) => Arc::new([IpAddr::V6(*address)]),
-            Host::Domain(name) => resolver.addresses(name).await.map_err(|failed| {
-                SendError::Proxy(format!("its name could not be resolved: {failed}").into())
-            })?,
+            Host::Domain(name) => resolver.addresses(name).await.map_err(unresolved)?,
         };
         let mut failed = SendError::Proxy("no address to ask it for".into());
         for (&address, left) in addresses.iter().zip((0..addresses.len()).rev()) {
             let mut unseen = Trace::start();
             let (mut stream, _) = race(&proxy, self.port, &mut unseen)
                 .await
-                .map_err(|_refused| SendError::Proxy("no connection to it".into()))?;
+                .map_err(no_way_to_it)?;
             trace.dials(address);
             let asking = self.ask(&mut stream, SocketAddr::new(address, port));
             let answer = if left == 0 {
@@ -123,6 +121,20 @@ impl Proxy {
             }
         }
     }
+}
+
+fn unresolved(failed: LookupFailed) -> SendError {
+    if let LookupFailed::NoSocket(short) = failed {
+        return SendError::NoSocket(short);
+    }
+    SendError::Proxy(format!("its name could not be resolved: {failed}").into())
+}
+
+fn no_way_to_it(failed: SendError) -> SendError {
+    if let SendError::NoSocket(short) = failed {
+        return SendError::NoSocket(short);
+    }
+    SendError::Proxy("no connection to it".into())
 }
 
 /// What the proxy says, once its head is complete.

@@ -216,6 +216,34 @@ fn an_attempt_that_is_nobodys_fault_is_forgiven_three_times_and_repeated_at_once
 }
 
 #[test]
+fn without_a_socket_nothing_is_charged_and_it_is_sent_again_within_half_a_minute() {
+    let short = Verdict {
+        blameless: true,
+        ..verdict(Outcome::Internal)
+    };
+    let mut waits = Vec::new();
+    for made in [1, 2, 3, 5, 6, 100] {
+        let decided = decided(progress(made, 4), short);
+        assert_eq!(decided.charged, 4, "{made}");
+        assert!(decided.forgiven && !decided.exhausted, "{made}");
+        let Decision::RetryAt(next) = decided.decision else {
+            panic!("{decided:?}");
+        };
+        waits.push((next - NOW).as_seconds_f64());
+    }
+    assert_eq!(waits, [1.0, 1.5, 3.0, 12.0, 22.5, 22.5]);
+
+    let old = Progress {
+        created_at: NOW - time::Duration::days(5),
+        ..progress(1, 0)
+    };
+    assert_eq!(
+        decided(old, short).decision,
+        Decision::DeadLetter(DeadLetterClass::Expired)
+    );
+}
+
+#[test]
 fn a_retry_past_the_end_of_life_is_a_dead_letter_at_once() {
     let late = |created_at, deliver_before, outcome| {
         let progress = Progress {

@@ -1,5 +1,7 @@
 //! Why a name has no addresses. Texts hold no name: they are stored and shown.
 
+use shared::policy::classify::Shortage;
+
 /// Why a look-up gave no address. Told from other errors by its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub(in crate::sender) enum LookupFailed {
@@ -28,6 +30,9 @@ pub(in crate::sender) enum LookupFailed {
     /// Never had its turn (O1).
     #[error("too many look-ups are under way")]
     Overloaded,
+    /// Nobody was asked: this machine had no socket for it.
+    #[error("it could not be asked for: {0}")]
+    NoSocket(Shortage),
     /// A bug of ours.
     #[error("the look-up broke off")]
     BrokeOff,
@@ -45,6 +50,7 @@ impl LookupFailed {
             | Self::Refused
             | Self::Unreachable
             | Self::Overloaded
+            | Self::NoSocket(_)
             | Self::BrokeOff => false,
         }
     }

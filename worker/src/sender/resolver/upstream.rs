@@ -4,7 +4,7 @@
 //! answer, aliases. Which server is asked next is decided here: the library takes the first reply
 //! of any server, also a SERVFAIL while another would know.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use tracing::Dispatch;
 use tracing::instrument::WithSubscriber as _;
 
+use super::super::explain;
 use super::entry::{NotFound, Reply};
 use super::families::{both, family};
 use super::host_name::HostName;
@@ -191,10 +192,17 @@ fn explained(error: &NetError) -> NotFound {
         NetError::Dns(DnsError::NoRecordsFound(none)) => return not_found(none),
         NetError::Dns(DnsError::ResponseCode(ResponseCode::Refused)) => LookupFailed::Refused,
         NetError::Timeout => LookupFailed::TimedOut,
-        NetError::Io(_) | NetError::NoConnections | NetError::Busy => LookupFailed::Unreachable,
+        NetError::Io(_) | NetError::NoConnections | NetError::Busy => unreachable(),
         _ => LookupFailed::ServerFailure,
     };
     failure.into()
+}
+
+/// The library forgets why it could ask nobody: whether it is because this machine has no socket.
+fn unreachable() -> LookupFailed {
+    let tried = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
+    let short = tried.err().as_ref().and_then(explain::shortage);
+    short.map_or(LookupFailed::Unreachable, LookupFailed::NoSocket)
 }
 
 fn not_found(none: &NoRecords) -> NotFound {

@@ -1,6 +1,7 @@
 //! Requests over real sockets to receivers that behave, misbehave and lie.
 
 mod addresses;
+mod files;
 mod http2;
 mod leftovers;
 mod moves;
