@@ -259,7 +259,11 @@ mod tests {
             failed.push(ended.unwrap_err());
         }
         let refused = SendError::Connect(io::ErrorKind::ConnectionRefused);
-        assert_eq!(failed, [refused.clone(), refused.clone(), refused], "the last three");
+        assert_eq!(
+            failed,
+            [refused.clone(), refused.clone(), refused],
+            "the last three"
+        );
     }
 
     #[test]

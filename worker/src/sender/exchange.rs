@@ -5,7 +5,9 @@
 //! happened: it was never handed to this one, or its receiver says so (RFC 9113 8.7: a stream above
 //! the last one named by GOAWAY, or refused). All else is somebody's answer to "did it arrive?".
 
+use std::future::poll_fn;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,6 +29,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::explain;
 use super::paced::Paced;
 use super::pool::Shared;
+use super::streams::{self, Streams};
 
 /// How long a connection is used. With the 30 s that a name's addresses are believed, a receiver that
 /// moved is followed within a minute, however busy its connections are.
@@ -139,18 +142,32 @@ impl Connection {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let tasks = Tasks::default();
+        let streams = Streams::new();
+        let tasks = Tasks::of(streams.clone());
         let (requests, connection) = http2::Builder::new(tasks.clone())
+            .initial_max_send_streams(streams::AT_FIRST)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
             .handshake(TokioIo::new(Paced::new(stream)))
             .await
             .map_err(|error| explain::broken(&error, false))?;
+        let told = streams.clone();
+        let connection = async move {
+            let mut connection = pin!(connection);
+            poll_fn(|context| {
+                told.is_asked_for(context);
+                let ended = connection.as_mut().poll(context);
+                told.are(connection.current_max_send_streams());
+                ended
+            })
+            .await
+        };
         let now = Instant::now();
         let line = Arc::new(Line {
             requests,
             _owned: tasks.driving(connection),
+            streams,
             old_at,
             address,
             places: AtomicUsize::new(0),
@@ -298,6 +315,7 @@ pub(super) struct Line {
     requests: http2::SendRequest<Body>,
     /// Ends it with the last who uses it.
     _owned: DropGuard,
+    streams: Streams,
     /// From here on it is not used again.
     old_at: Instant,
     address: IpAddr,
@@ -321,7 +339,8 @@ impl Line {
 
 impl Shared for Arc<Line> {
     fn has_room(&self, now: Instant) -> bool {
-        self.is_young(now) && self.places.load(Ordering::Relaxed) < MOST_STREAMS
+        let most = self.streams.most().min(MOST_STREAMS);
+        self.is_young(now) && self.places.load(Ordering::Relaxed) < most
     }
 
     fn is_over(&self, now: Instant) -> bool {
@@ -392,10 +411,20 @@ fn watched(body: Bytes) -> (Body, Weak<()>) {
 /// # Why
 /// hyper ends them when all is sent and said. A receiver that takes no more bytes would keep them, the
 /// socket and the rest of a body for ever.
-#[derive(Clone, Default)]
-struct Tasks(CancellationToken);
+#[derive(Clone)]
+struct Tasks {
+    all: CancellationToken,
+    streams: Streams,
+}
 
 impl Tasks {
+    fn of(streams: Streams) -> Self {
+        Self {
+            all: CancellationToken::new(),
+            streams,
+        }
+    }
+
     /// Drives the connection as long as what is handed back is there, and ends all tasks soon after.
     fn driving<E>(
         self,
@@ -411,7 +440,7 @@ impl Tasks {
             // It takes no more requests, and those that it took may still be answered.
             left.cancelled().await;
             sleep(FAREWELL).await;
-            self.0.cancel();
+            self.all.cancel();
         });
         owned.drop_guard()
     }
@@ -422,9 +451,9 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, task: F) {
-        let all = self.0.clone();
+        let Self { all, streams } = self.clone();
         spawn_driver(async move {
-            let _ended = all.run_until_cancelled(task).await;
+            let _ended = all.run_until_cancelled(streams.watching(task)).await;
         });
     }
 }

@@ -26,6 +26,7 @@ mod proxy;
 mod resolver;
 mod response;
 mod sessions;
+mod streams;
 mod tls;
 mod trace;
 

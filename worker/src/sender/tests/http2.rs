@@ -2,8 +2,11 @@
 
 use std::sync::Mutex;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use h2::server::SendResponse;
 use http::StatusCode;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
 use super::receiver::Http2;
@@ -292,6 +295,115 @@ async fn a_stream_without_an_answer_ends_at_the_deadline_and_nobody_follows_it()
     let (result, _) = sender.send(request(https(&receiver), AMPLE)).await;
     assert_eq!(result.map(|answer| answer.status), Ok(200));
     assert_eq!(receiver.connections(), 2);
+}
+
+/// Makes so many requests at once, and says how many were answered with a 200 and how long all took.
+async fn at_once(sender: &Arc<Sender>, url: &Url, count: usize) -> (usize, Duration) {
+    let started = Instant::now();
+    let mut requests = JoinSet::new();
+    for _ in 0..count {
+        let (sender, url) = (Arc::clone(sender), url.clone());
+        requests.spawn(async move { sender.send(request(url, AMPLE)).await.0 });
+    }
+    let results = requests.join_all().await;
+    let is_ok = |result: &&SendResult| result.as_ref().is_ok_and(|answer| answer.status == 200);
+    (results.iter().filter(is_ok).count(), started.elapsed())
+}
+
+/// What waits for its turn inside a connection may wait past its deadline.
+#[tokio::test]
+async fn a_receiver_that_takes_one_request_at_a_time_gets_more_connections() {
+    let authority = Authority::new();
+    let receiver = authority
+        .receiver_over_h2(|stream, _| async move {
+            let mut one_at_a_time = h2::server::Builder::new();
+            one_at_a_time.max_concurrent_streams(1);
+            let mut connection = one_at_a_time.handshake(stream).await.unwrap();
+            let mut open = FuturesUnordered::new();
+            loop {
+                tokio::select! {
+                    asked = connection.accept() => match asked {
+                        Some(Ok((_, respond))) => {
+                            open.push(async move {
+                                tokio::time::sleep(Duration::from_secs(1)).await;
+                                answer_200(respond);
+                            });
+                        }
+                        Some(Err(_)) | None => return,
+                    },
+                    Some(()) = open.next() => {}
+                }
+            }
+        })
+        .await;
+    let (sender, url) = (Arc::new(tls::trusting(&authority)), https(&receiver));
+    assert_eq!(at_once(&sender, &url, 1).await.0, 1);
+
+    for _ in 0..2 {
+        let (delivered, took) = at_once(&sender, &url, 10).await;
+        assert_eq!(delivered, 10);
+        assert!(
+            took < Duration::from_secs(4),
+            "one after the other: {took:?}"
+        );
+    }
+    assert_eq!(receiver.connections(), 10, "each is used again");
+}
+
+/// SETTINGS with the most streams at once (RFC 9113 6.5).
+fn settings(most: u8) -> [u8; 15] {
+    [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, most]
+}
+
+/// A receiver that takes 100 requests at once until it has answered the first one, and then one.
+async fn shrinks(mut stream: tokio_rustls::server::TlsStream<tokio::net::TcpStream>) {
+    let mut preface = [0; 24];
+    stream.read_exact(&mut preface).await.unwrap();
+    stream.write_all(&settings(100)).await.unwrap();
+    stream.flush().await.unwrap();
+    let mut answered = 0;
+    loop {
+        let mut head = [0; 9];
+        if stream.read_exact(&mut head).await.is_err() {
+            return;
+        }
+        let [length @ .., kind, flags, _, _, _, _] = head;
+        let length = u32::from_be_bytes([0, length[0], length[1], length[2]]);
+        let mut body = vec![0; usize::try_from(length).unwrap()];
+        stream.read_exact(&mut body).await.unwrap();
+        let ends_the_request = matches!(kind, 0 | 1) && flags & 1 != 0;
+        if !ends_the_request {
+            continue;
+        }
+        if answered > 0 {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        answered += 1;
+        // HEADERS: `:status: 200`, END_HEADERS and END_STREAM.
+        let answer = [&[0, 0, 1, 1, 5], &head[5..], &[0x88]].concat();
+        let wrote = stream
+            .write_all(&[&settings(1), answer.as_slice()].concat())
+            .await;
+        if wrote.is_err() || stream.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_lost_where_a_receiver_takes_fewer_at_once_than_before() {
+    let authority = Authority::new();
+    let receiver = authority
+        .receiver_over_h2(|stream, _| shrinks(stream))
+        .await;
+    let (sender, url) = (Arc::new(tls::trusting(&authority)), https(&receiver));
+
+    for count in [1, 10, 10] {
+        assert_eq!(at_once(&sender, &url, count).await.0, count);
+    }
+    let before = receiver.connections();
+    assert_eq!(at_once(&sender, &url, 10).await.0, 10);
+    assert!((2..=10).contains(&before), "{before}");
 }
 
 #[tokio::test]

@@ -284,17 +284,31 @@ impl Authority {
         S: Fn(Http2, usize) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
+        self.receiver_over_h2(move |stream, number| {
+            let (settings, script) = (settings.clone(), script.clone());
+            async move {
+                if let Ok(connection) = settings.handshake(stream).await {
+                    script(connection, number).await;
+                }
+            }
+        })
+        .await
+    }
+
+    /// A receiver that agrees on HTTP/2 and goes on as `script` says, byte by byte.
+    pub(super) async fn receiver_over_h2<F, S>(&self, script: S) -> Receiver
+    where
+        S: Fn(TlsStream<TcpStream>, usize) -> F + Clone + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
         let mut config = self.served("127.0.0.1", |_| {}).config();
         config.alpn_protocols = vec![b"h2".to_vec()];
         let acceptor = TlsAcceptor::from(Arc::new(config));
         Receiver::start(move |connection, number| {
-            let (acceptor, settings, script) = (acceptor.clone(), settings.clone(), script.clone());
+            let (acceptor, script) = (acceptor.clone(), script.clone());
             async move {
-                let Ok(stream) = acceptor.accept(connection.0).await else {
-                    return;
-                };
-                if let Ok(connection) = settings.handshake(stream).await {
-                    script(connection, number).await;
+                if let Ok(stream) = acceptor.accept(connection.0).await {
+                    script(stream, number).await;
                 }
             }
         })
