@@ -45,6 +45,10 @@ const MOST_LOADED: usize = 50_000;
 const MOST_LOADED_BYTES: usize = 64 << 20;
 /// Open files of a worker that are neither requests nor look-ups: database, metrics, logs.
 const OTHER_FILES: usize = 128;
+/// One host gets one of so many shares of the unused connections. A share is as many as there are permits,
+/// where open files allow: one host can serve thousands of endpoints (a gateway, an automation service), and
+/// a connection that was needed at once is needed again; opening one costs more than a request.
+const SHARES: usize = 4;
 /// What the other tasks get to end after the drain.
 const STOP_GRACE: Duration = Duration::from_secs(3);
 
@@ -108,13 +112,11 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
 
 fn sender_settings(config: &Config) -> anyhow::Result<SenderSettings> {
     let roots = sender::trusted(config.ca_file.as_deref()).map_err(anyhow::Error::msg)?;
-    let connections = connections(config.max_in_flight, open_files::raise())?;
+    let max_idle = connections(config.max_in_flight, open_files::raise())?;
     Ok(SenderSettings {
         rules: config.rules.clone(),
-        // One host can serve thousands of endpoints (a gateway, an automation service): a connection
-        // that was needed at once is needed again, and opening one costs more than a request.
-        max_idle_per_host: connections,
-        max_idle: connections,
+        max_idle_per_host: (max_idle / SHARES).max(1),
+        max_idle,
         roots,
         proxy: config.proxy.clone(),
         max_age: sender::MAX_AGE,
@@ -138,7 +140,7 @@ fn connections(max_in_flight: usize, most: usize) -> anyhow::Result<usize> {
              have {most}: raise the limit (ulimit -Hn, LimitNOFILE) or lower the setting"
         );
     };
-    Ok(room.min(max_in_flight))
+    Ok(room.min(max_in_flight.saturating_mul(SHARES)))
 }
 
 /// What the tasks share.
@@ -392,9 +394,9 @@ mod tests {
         for (most, expected) in [
             (needed + 1, 1),
             (needed + 1_000, 1_000),
-            (needed + 1_024, 1_024),
-            (1_048_576, 1_024),
-            (usize::MAX, 1_024),
+            (needed + 4_096, 4_096),
+            (needed + 4_097, 4_096),
+            (usize::MAX, 4_096),
         ] {
             assert_eq!(connections(1_024, most).unwrap(), expected, "{most}");
         }

@@ -344,8 +344,15 @@ impl Shared for Arc<Line> {
     }
 
     fn is_over(&self, now: Instant) -> bool {
-        let unused = self.places.load(Ordering::Relaxed) == 0;
-        !self.is_young(now) || (unused && now >= self.left_at() + IDLE_SHARED)
+        !self.is_young(now) || now >= self.last_use(now) + IDLE_SHARED
+    }
+
+    fn last_use(&self, now: Instant) -> Instant {
+        if self.places.load(Ordering::Relaxed) > 0 {
+            now
+        } else {
+            self.left_at()
+        }
     }
 }
 

@@ -73,9 +73,9 @@ const MOST_TRIES: usize = 3;
 pub struct SenderSettings {
     /// The ranges that the operator opened.
     pub rules: AddressRules,
-    /// Unused connections kept per origin.
+    /// Connections kept for the next request to one origin, those of HTTP/2 that are in use included.
     pub max_idle_per_host: usize,
-    /// Unused connections kept in all; the one unused for longest goes first.
+    /// The same in all; the one unused for longest goes first.
     pub max_idle: usize,
     /// How long a connection is used. With the time that a name's addresses are believed it says how soon a
     /// receiver that moved is followed.
@@ -156,7 +156,7 @@ impl Sender {
             per_origin: settings.max_idle_per_host,
             in_all: settings.max_idle,
         };
-        let pool = Arc::new(Mutex::new(Shelves::new(limits)));
+        let pool = Arc::new(Mutex::new(Shelves::new(limits, Instant::now())));
         spawn_driver(sweep(Arc::downgrade(&pool)));
         Ok(Self {
             dialer: Dialer {
@@ -238,7 +238,8 @@ impl Sender {
         let connecting = timeout(CONNECT_TIMEOUT, self.dialer.connect(origin, trace)).await;
         let connection = connecting.map_err(|_elapsed| SendError::Timeout(trace.phase()))??;
         if let Some(line) = connection.line() {
-            self.pool().share(origin, Arc::clone(line));
+            let spent = self.pool().share(origin, Instant::now(), Arc::clone(line));
+            drop(spent);
         }
         Ok(connection)
     }
@@ -263,7 +264,7 @@ impl Sender {
         let now = Instant::now();
         let good_until = connection.good_until(now);
         if now < good_until {
-            let spent = self.pool().put(origin, good_until, connection);
+            let spent = self.pool().put(origin, now, good_until, connection);
             drop(spent);
         }
     }
