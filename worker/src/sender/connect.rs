@@ -64,6 +64,8 @@ impl Dialer {
     ) -> Result<Connection, SendError> {
         let tls = self.tls_for(origin)?;
         let addresses = self.addresses(origin, trace).await?;
+        // From here on and not from when it is open: it is the address that gets old.
+        let old_at = Instant::now() + self.max_age;
         trace.enter(Phase::Connect);
         let (stream, address) = match &self.proxy {
             None => race(&addresses, origin.port, trace).await?,
@@ -72,7 +74,6 @@ impl Dialer {
                 tunnel.await?
             }
         };
-        let old_at = Instant::now() + self.max_age;
         let Some(tls) = tls else {
             trace.enter(Phase::Response);
             return Connection::http1(stream, address, old_at).await;

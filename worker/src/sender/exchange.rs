@@ -29,6 +29,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::explain;
 use super::paced::Paced;
 use super::pool::Shared;
+use super::resolver::LONGEST_TTL;
 use super::streams::{self, Streams};
 
 /// How long a connection is used. With the 30 s that a name's addresses are believed, a receiver that
@@ -56,6 +57,14 @@ const IDLE_SHARED: Duration = Duration::from_secs(20);
 
 /// How long a connection of HTTP/2 has to say that it ends: its receiver need not read that.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+// F12: an address that was believed to the last moment, and a connection that was made to it just then.
+const _: () = assert!(LONGEST_TTL.as_secs() + MAX_AGE.as_secs() <= 60);
+// F01: the shortest limit of common servers, with half a second for a request to get there.
+const _: () = assert!(IDLE.as_millis() + 500 < 5_000);
+// An unused one is given up for being unused.
+const _: () =
+    assert!(IDLE.as_secs() < IDLE_SHARED.as_secs() && IDLE_SHARED.as_secs() < MAX_AGE.as_secs());
 
 /// The most requests on one connection of HTTP/2 at once, whatever the server allows.
 const MOST_STREAMS: usize = 100;
@@ -483,8 +492,78 @@ impl Drop for Driver {
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+
+    /// A connection that is to be used for another `life`, after an answer with these headers.
+    async fn after_an_answer(headers: &str, life: Duration) -> (Connection, Instant) {
+        let (ours, mut theirs) = tokio::io::duplex(4_096);
+        let start = Instant::now();
+        let address = [127, 0, 0, 1].into();
+        let made = Connection::http1(ours, address, start + life).await;
+        let Ok(mut connection) = made else {
+            panic!("no connection");
+        };
+        let answer = format!("HTTP/1.1 200 OK\r\n{headers}Content-Length: 0\r\n\r\n");
+        let answering = async {
+            assert!(theirs.read(&mut [0; 4_096]).await.unwrap() > 0);
+            theirs.write_all(answer.as_bytes()).await.unwrap();
+        };
+        let mut request = Some(Request::new(Full::default()));
+        let (sent, ()) = tokio::join!(connection.send(&mut request, None), answering);
+        assert!(sent.is_ok());
+        (connection, start)
+    }
+
+    #[tokio::test]
+    async fn f01_f12_a_connection_is_good_while_it_is_neither_idle_for_too_long_nor_old() {
+        let seconds = Duration::from_secs;
+        let cases = [
+            ("", seconds(30), seconds(4)),
+            ("", seconds(3), seconds(3)),
+            ("", seconds(0), seconds(0)),
+            ("Keep-Alive: timeout=5\r\n", seconds(30), seconds(4)),
+            ("Keep-Alive: timeout=2\r\n", seconds(30), seconds(1)),
+            ("Keep-Alive: timeout=1\r\n", seconds(30), seconds(0)),
+            ("Keep-Alive: timeout=75\r\n", seconds(30), seconds(30)),
+            ("Keep-Alive: timeout=75\r\n", seconds(100), seconds(74)),
+        ];
+        for (headers, life, expected) in cases {
+            let (connection, start) = after_an_answer(headers, life).await;
+            assert_eq!(
+                connection.good_until(start),
+                start + expected,
+                "{headers:?}, {life:?}"
+            );
+            let late = start + life + seconds(9);
+            assert_eq!(connection.good_until(late), start + life, "old is old");
+        }
+    }
+
+    #[tokio::test]
+    async fn f12_a_shared_connection_is_good_while_it_is_neither_unused_for_too_long_nor_old() {
+        let (ours, _theirs) = tokio::io::duplex(4_096);
+        let start = Instant::now();
+        let made = Connection::http2(ours, [127, 0, 0, 1].into(), start + MAX_AGE).await;
+        let Ok(first) = made else {
+            panic!("no connection");
+        };
+        let line = Arc::clone(first.line().unwrap());
+        let (unused, old) = (start + IDLE_SHARED, start + MAX_AGE);
+        let just_before = |at: Instant| at.checked_sub(Duration::from_millis(1)).unwrap();
+
+        assert!(!line.has_room(start), "until it is known how many it takes");
+        assert!(!line.is_over(just_before(old)), "it is in use");
+        assert!(line.is_over(old));
+        assert_eq!(line.last_use(old), old);
+        drop(first);
+        let left = line.left_at();
+        assert!(line.has_room(just_before(old)) && !line.has_room(old));
+        assert!(!line.is_over(just_before(unused)));
+        assert!(line.is_over(left + IDLE_SHARED));
+        assert_eq!(line.last_use(old), left);
+    }
 
     #[test]
     fn a_server_that_says_how_long_it_waits_is_believed_less_a_second() {

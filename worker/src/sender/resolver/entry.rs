@@ -18,7 +18,7 @@ use super::LookupFailed;
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 /// A receiver that moves is followed within a minute, whatever TTL it left behind: this and the age
 /// that a connection made at its end may reach (30 s).
-const LONGEST_TTL: Duration = Duration::from_secs(30);
+pub(in crate::sender) const LONGEST_TTL: Duration = Duration::from_secs(30);
 /// A name without addresses: long enough not to ask for it at each retry, short enough that a
 /// receiver that is being set up need not wait.
 const SHORTEST_NEGATIVE_TTL: Duration = Duration::from_secs(5);

@@ -39,6 +39,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use self::entry::Given;
+pub(super) use self::entry::LONGEST_TTL;
 pub(super) use self::failure::LookupFailed;
 use self::host_name::HostName;
 use self::names::{Asked, Awaited, Names};

@@ -449,6 +449,48 @@ async fn a_receiver_that_asks_for_ages_of_keep_alive_is_sent_to_as_any_other() {
     assert_eq!(receiver.connections(), 1);
 }
 
+/// A receiver that ends a connection which was not used for so long, as servers do.
+async fn patient_for(limit: Duration, says: &'static str) -> Receiver {
+    Receiver::start(move |mut connection, _| async move {
+        while let Ok(Some(_)) = tokio::time::timeout(limit, connection.request()).await {
+            let head = format!("HTTP/1.1 200 OK\r\n{says}Content-Length: 0\r\n\r\n");
+            connection.say(head).await;
+        }
+    })
+    .await
+}
+
+/// F01: the pauses between requests are what this is about, so they are slept.
+#[tokio::test]
+async fn f01_no_connection_is_used_that_its_receiver_may_be_closing() {
+    let millis = Duration::from_millis;
+    let five = (millis(5_000), "");
+    let two = (millis(2_000), "Keep-Alive: timeout=2\r\n");
+    let cases = [
+        (five, millis(100), true),
+        (five, millis(4_100), false),
+        (five, millis(4_900), false),
+        (five, millis(4_998), false),
+        (five, millis(5_000), false),
+        (two, millis(100), true),
+        (two, millis(1_100), false),
+        (two, millis(1_998), false),
+        (two, millis(2_000), false),
+    ];
+    let mut pauses = tokio::task::JoinSet::new();
+    for ((limit, says), pause, is_reused) in cases {
+        pauses.spawn(async move {
+            let (receiver, sender) = (patient_for(limit, says).await, local());
+            assert_eq!(answer(&sender, &receiver).await.status, 200);
+            tokio::time::sleep(pause).await;
+            let (result, timings) = post(&sender, &receiver).await;
+            let got = (result.map(|answer| answer.status), timings.reused);
+            assert_eq!(got, (Ok(200), is_reused), "{limit:?}, {pause:?}");
+        });
+    }
+    pauses.join_all().await;
+}
+
 /// SSH and SMTP: whether the greeting comes before or after the request went out is chance.
 #[tokio::test]
 async fn a_server_that_speaks_first_is_told_from_one_that_closes() {
