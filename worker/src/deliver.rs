@@ -92,6 +92,8 @@ async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, 
             headers,
             body: event.payload.clone(),
             timeout,
+            // What may have been sent already, or was not taken: its connection shall not be the reason again.
+            fresh: job.row.attempts_made > job.row.attempts_charged,
             identity: target.identity.clone(),
         })
         .await

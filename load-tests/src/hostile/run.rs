@@ -300,6 +300,7 @@ pub(super) fn post(url: &str, bytes: usize, timeout: Duration) -> OutboundReques
         headers,
         body: BODY.slice(..bytes.min(BODY.len())),
         timeout,
+        fresh: false,
         identity: None,
     }
 }

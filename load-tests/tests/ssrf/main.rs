@@ -84,6 +84,7 @@ async fn post(sender: &Sender, url: url::Url) -> (SendResult, Timings) {
         headers: HeaderMap::from_iter([(http::header::HOST, http::HeaderValue::from_static("a"))]),
         body: Bytes::from_static(b"{}"),
         timeout: Duration::from_secs(10),
+        fresh: false,
         identity: None,
     };
     sender.send(request).await

@@ -182,6 +182,9 @@ pub enum SendError {
     /// The operator's forward proxy opened no way to the receiver.
     #[error("the forward proxy: {0}")]
     Proxy(Box<str>),
+    /// The operator's forward proxy does not work, or not for us: ours to mend, and the receiver was not asked.
+    #[error("the forward proxy: {0}")]
+    ProxyAway(Box<str>),
     /// The deadline passed.
     #[error("timed out {}", match .0 {
         Phase::Dns => "resolving the host name",
@@ -224,6 +227,7 @@ impl SendError {
             Self::Tls(_) => "tls",
             Self::Certificate(problem) => problem.name(),
             Self::Proxy(_) => "proxy",
+            Self::ProxyAway(_) => "proxy_away",
             Self::Timeout(_) => "timeout",
             Self::Reset => "reset",
             Self::MaybeSent => "maybe_sent",
@@ -246,7 +250,7 @@ impl SendError {
             | Self::MaybeSent
             | Self::NotSent
             | Self::Protocol => Outcome::Transient,
-            Self::Internal(_) | Self::NoSocket(_) => Outcome::Internal,
+            Self::Internal(_) | Self::NoSocket(_) | Self::ProxyAway(_) => Outcome::Internal,
         }
     }
 }
@@ -303,7 +307,10 @@ impl Verdict {
             Err(error) => {
                 let blameless = matches!(
                     error,
-                    SendError::MaybeSent | SendError::NotSent | SendError::NoSocket(_)
+                    SendError::MaybeSent
+                        | SendError::NotSent
+                        | SendError::NoSocket(_)
+                        | SendError::ProxyAway(_)
                 );
                 (None, blameless)
             }
@@ -429,6 +436,7 @@ mod tests {
             (SendError::Protocol, Outcome::Transient),
             (SendError::Internal("no secret"), Outcome::Internal),
             (SendError::NoSocket(Shortage::Files), Outcome::Internal),
+            (SendError::ProxyAway("gone".into()), Outcome::Internal),
         ];
         for (error, expected) in cases {
             assert!(!error.to_string().is_empty());
@@ -462,6 +470,7 @@ mod tests {
             SendError::MaybeSent,
             SendError::NotSent,
             SendError::NoSocket(Shortage::Ports),
+            SendError::ProxyAway("gone".into()),
         ] {
             assert!(Verdict::of(&Err(ended), &settings, now).blameless);
         }

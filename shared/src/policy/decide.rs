@@ -6,7 +6,8 @@
 //! Two counters: *made* numbers the requests, *charged* is what `max_attempts` limits. Not charged
 //! are a 429, and a request whose connection ended as connections do (*maybe sent*, *not sent*), while
 //! fewer than [`MAX_FORGIVEN`] attempts of the delivery went uncharged; such a one is sent again at once.
-//! Never charged is an attempt for which this machine had no socket: its endpoint was not asked.
+//! Never charged is an attempt for which this machine had no socket, or its proxy was away: its endpoint was
+//! not asked.
 //!
 //! A retry that would come after the delivery's end of life (`max_age`, `deliver_before`) is not
 //! scheduled: the delivery becomes a dead letter now rather than wait to become one. The draw
@@ -36,9 +37,9 @@ pub const MAX_FORGIVEN: u16 = 3;
 /// a server that restarts ends many connections at once.
 const MAX_FORGIVEN_DELAY: Duration = Duration::from_secs(1);
 
-/// The longest wait after an attempt for which we had no socket: half a minute after there are some again,
+/// The longest wait after an attempt that failed by what is ours to mend: half a minute after it is mended,
 /// all is sent. It doubles from a second, so that all that fails so at once does not come back at once.
-const MAX_SHORTAGE_DELAY: Duration = Duration::from_secs(30);
+const MAX_MENDING_DELAY: Duration = Duration::from_secs(30);
 
 /// The most requests for one delivery, charged or not: what the database's counter holds.
 pub const MAX_ATTEMPTS_MADE: u16 = i16::MAX.unsigned_abs();
@@ -124,7 +125,7 @@ impl Progress {
     /// Whether the attempt just ended is nobody's fault and is sent again soon.
     fn forgives(&self, verdict: &Verdict) -> bool {
         verdict.blameless
-            && (is_shortage(verdict) || verdict.outcome == Outcome::Transient)
+            && (is_ours_to_mend(verdict) || verdict.outcome == Outcome::Transient)
             && !self.charges(verdict)
     }
 }
@@ -162,7 +163,7 @@ pub fn decide(
             DeadLetterClass::Throttled,
             doubling_delay(progress.attempts_made, MAX_THROTTLED_DELAY, jitter),
         ),
-        Outcome::Internal if is_shortage(verdict) => {
+        Outcome::Internal if is_ours_to_mend(verdict) => {
             again(DeadLetterClass::Internal, Duration::ZERO)
         }
         Outcome::Gone => (Decision::DisableEndpoint(CloseReason::Gone), None),
@@ -197,8 +198,8 @@ fn delay(
     verdict: &Verdict,
     jitter: UnitInterval,
 ) -> Duration {
-    let own = if is_shortage(verdict) {
-        doubling_delay(progress.attempts_made, MAX_SHORTAGE_DELAY, jitter)
+    let own = if is_ours_to_mend(verdict) {
+        doubling_delay(progress.attempts_made, MAX_MENDING_DELAY, jitter)
     } else if progress.forgives(verdict) {
         MAX_FORGIVEN_DELAY.mul_f64(jitter.get())
     } else {
@@ -207,8 +208,8 @@ fn delay(
     own.max(verdict.retry_after.unwrap_or(Duration::ZERO))
 }
 
-/// We had no socket for it: ours to mend, and it will pass.
-fn is_shortage(verdict: &Verdict) -> bool {
+/// We had no socket for it, or no proxy: ours to mend, and it will pass.
+fn is_ours_to_mend(verdict: &Verdict) -> bool {
     verdict.blameless && verdict.outcome == Outcome::Internal
 }
 

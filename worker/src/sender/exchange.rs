@@ -510,7 +510,7 @@ mod tests {
             assert!(theirs.read(&mut [0; 4_096]).await.unwrap() > 0);
             theirs.write_all(answer.as_bytes()).await.unwrap();
         };
-        let mut request = Some(Request::new(Full::default()));
+        let mut request = Some(Request::new(Bytes::new()));
         let (sent, ()) = tokio::join!(connection.send(&mut request, None), answering);
         assert!(sent.is_ok());
         (connection, start)

@@ -126,6 +126,8 @@ pub struct OutboundRequest {
     pub body: Bytes,
     /// For everything, from now to the last byte of the answer.
     pub timeout: Duration,
+    /// Over a connection of its own: whether it arrived is certain then, as far as that can be.
+    pub fresh: bool,
     /// The client certificate to show, if the receiver asks for one.
     pub identity: Option<Arc<ClientIdentity>>,
 }
@@ -181,9 +183,12 @@ impl Sender {
     async fn exchange(&self, request: OutboundRequest, trace: &mut Trace) -> SendResult {
         let deadline = Instant::now() + request.timeout;
         vet_literal(&request.url, &self.dialer.rules).map_err(SendError::AddressDenied)?;
+        let fresh = request.fresh;
         let (url, message, identity) = prepared(request)?;
-        let answered = timeout_at(deadline, self.answer(&url, message, identity, trace)).await;
-        let (origin, connection, head) = match answered {
+        let origin = Arc::new(Origin::of(&url, identity)?);
+        let to = (&url, &origin, fresh);
+        let answered = timeout_at(deadline, self.answer(to, message, trace)).await;
+        let (connection, head) = match answered {
             Ok(answered) => answered?,
             Err(_elapsed) => return Err(SendError::Timeout(trace.phase())),
         };
@@ -195,24 +200,30 @@ impl Sender {
         Ok(response)
     }
 
-    /// The head of an answer, and the connection that it came over.
+    /// The head of an answer, and the connection that it came over: a new one, if `fresh`.
     async fn answer(
         &self,
-        url: &Url,
+        (url, origin, fresh): (&Url, &Arc<Origin>, bool),
         message: Message,
-        identity: Option<Arc<ClientIdentity>>,
         trace: &mut Trace,
-    ) -> Result<(Arc<Origin>, Connection, http::Response<Incoming>), SendError> {
-        let origin = Arc::new(Origin::of(url, identity)?);
+    ) -> Result<(Connection, http::Response<Incoming>), SendError> {
         let mut message = Some(message);
         for _ in 0..MOST_TRIES {
-            let mut connection = self.connection(&origin, trace).await?;
+            let waiting = if fresh {
+                None
+            } else {
+                self.waiting_and_ready(origin).await
+            };
+            let mut connection = match waiting {
+                Some(connection) => connection,
+                None => self.connect(origin, trace).await?,
+            };
             let used = connection.used;
             trace.sends_to(connection.address, used);
             // HTTP/2 alone needs the whole of it.
             let whole = connection.line().map(|_| uri(url.as_str())).transpose()?;
             match connection.send(&mut message, whole).await {
-                Ok(head) => return Ok((origin, connection, head)),
+                Ok(head) => return Ok((connection, head)),
                 // A new connection that ends at once was not closed for being idle: that is a failure.
                 Err(Failure::NotTaken(error)) if !used => {
                     return Err(explain::untaken(error.as_ref()));
@@ -224,17 +235,20 @@ impl Sender {
         Err(SendError::NotSent)
     }
 
-    /// A connection that waits, or a new one.
-    async fn connection(
+    async fn waiting_and_ready(&self, origin: &Origin) -> Option<Connection> {
+        loop {
+            let mut waiting = self.waiting(origin)?;
+            if waiting.is_ready().await {
+                return Some(waiting);
+            }
+        }
+    }
+
+    async fn connect(
         &self,
         origin: &Arc<Origin>,
         trace: &mut Trace,
     ) -> Result<Connection, SendError> {
-        while let Some(mut waiting) = self.waiting(origin) {
-            if waiting.is_ready().await {
-                return Ok(waiting);
-            }
-        }
         let connecting = timeout(CONNECT_TIMEOUT, self.dialer.connect(origin, trace)).await;
         let connection = connecting.map_err(|_elapsed| SendError::Timeout(trace.phase()))??;
         if let Some(line) = connection.line() {

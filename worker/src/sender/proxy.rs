@@ -21,8 +21,8 @@ use super::connect::race;
 use super::resolver::{LookupFailed, Resolver};
 use super::trace::Trace;
 
-/// How long one address is waited for while there is another to ask for: the proxy may be waiting itself, for
-/// one that does not answer, and all of them share the time for connecting.
+/// How long the proxy is waited for, and each address that it is asked for while there is another: it may be
+/// waiting itself, for one that does not answer, and all of it shares the time for connecting.
 const LONGEST_ASK: Duration = Duration::from_secs(2);
 
 /// The longest answer to CONNECT that is read, in bytes.
@@ -84,9 +84,9 @@ impl Proxy {
         let mut failed = SendError::Proxy("no address to ask it for".into());
         for (&address, left) in addresses.iter().zip((0..addresses.len()).rev()) {
             let mut unseen = Trace::start();
-            let (mut stream, _) = race(&proxy, self.port, &mut unseen)
-                .await
-                .map_err(no_way_to_it)?;
+            let reaching = timeout(LONGEST_ASK, race(&proxy, self.port, &mut unseen)).await;
+            let silent = |_elapsed| SendError::ProxyAway("it does not answer".into());
+            let (mut stream, _) = reaching.map_err(silent)?.map_err(no_way_to_it)?;
             trace.dials(address);
             let asking = self.ask(&mut stream, SocketAddr::new(address, port));
             let answer = if left == 0 {
@@ -127,14 +127,14 @@ fn unresolved(failed: LookupFailed) -> SendError {
     if let LookupFailed::NoSocket(short) = failed {
         return SendError::NoSocket(short);
     }
-    SendError::Proxy(format!("its name could not be resolved: {failed}").into())
+    SendError::ProxyAway(format!("its name could not be resolved: {failed}").into())
 }
 
 fn no_way_to_it(failed: SendError) -> SendError {
     if let SendError::NoSocket(short) = failed {
         return SendError::NoSocket(short);
     }
-    SendError::Proxy("no connection to it".into())
+    SendError::ProxyAway("no connection to it".into())
 }
 
 /// What the proxy says, once its head is complete.
@@ -143,19 +143,19 @@ fn answer(head: &[u8]) -> Option<Result<(), SendError>> {
     let mut response = httparse::Response::new(&mut headers);
     let parsed = match response.parse(head) {
         Ok(parsed) => parsed,
-        Err(_) => return Some(Err(SendError::Proxy("its answer is not HTTP".into()))),
+        Err(_) => return Some(Err(SendError::ProxyAway("its answer is not HTTP".into()))),
     };
     match (parsed, response.code) {
         (httparse::Status::Partial, _) if head.len() > MAX_HEAD => {
-            Some(Err(SendError::Proxy("its answer is too long".into())))
+            Some(Err(SendError::ProxyAway("its answer is too long".into())))
         }
         (httparse::Status::Partial, _) => None,
         // Who speaks first through a tunnel is not whom we wanted to speak to.
         (httparse::Status::Complete(end), Some(200..=299)) if end < head.len() => {
-            Some(Err(SendError::Proxy("its answer has a body".into())))
+            Some(Err(SendError::ProxyAway("its answer has a body".into())))
         }
         (httparse::Status::Complete(_), Some(200..=299)) => Some(Ok(())),
-        (httparse::Status::Complete(_), Some(407)) => Some(Err(SendError::Proxy(
+        (httparse::Status::Complete(_), Some(407)) => Some(Err(SendError::ProxyAway(
             "it wants other credentials than those in POSTRIDER_PROXY_URL (407)".into(),
         ))),
         (httparse::Status::Complete(_), code) => Some(Err(SendError::Proxy(

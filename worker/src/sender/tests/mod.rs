@@ -46,6 +46,7 @@ fn request(url: Url, timeout: Duration) -> OutboundRequest {
         headers,
         body: Bytes::from_static(b"{ \"b\":1, \"a\":2, \"a\":3 }\n"),
         timeout,
+        fresh: false,
     }
 }
 
@@ -458,6 +459,24 @@ async fn patient_for(limit: Duration, says: &'static str) -> Receiver {
         }
     })
     .await
+}
+
+/// F01: what may have been sent once over a connection that broke goes over another the next time.
+#[tokio::test]
+async fn f01_a_request_that_asks_for_a_connection_of_its_own_gets_one() {
+    let (receiver, sender) = (Receiver::answering(OK).await, local());
+    let mut connections = Vec::new();
+    for fresh in [false, false, true, false, true] {
+        let (result, _) = sender
+            .send(OutboundRequest {
+                fresh,
+                ..request(receiver.url(), AMPLE)
+            })
+            .await;
+        assert_eq!(result.map(|answer| answer.status), Ok(200));
+        connections.push(receiver.connections());
+    }
+    assert_eq!(connections, [1, 1, 2, 2, 3]);
 }
 
 /// F01: the pauses between requests are what this is about, so they are slept.

@@ -99,17 +99,21 @@ async fn a_proxy_that_opens_no_tunnel_is_named_and_shows_no_password() {
     let receiver = Receiver::answering(OK).await;
     let authority = Authority::new();
     let cases = [
-        ("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "407"),
-        ("HTTP/1.1 502 Bad Gateway\r\n\r\n", "502"),
-        ("nonsense\r\n\r\n", "not HTTP"),
-        ("", "closed"),
+        (
+            "HTTP/1.1 407 Proxy Authentication Required\r\n\r\n",
+            "407",
+            "proxy_away",
+        ),
+        ("HTTP/1.1 502 Bad Gateway\r\n\r\n", "502", "proxy"),
+        ("nonsense\r\n\r\n", "not HTTP", "proxy_away"),
+        ("", "closed", "proxy"),
     ];
-    for (refusal, expected) in cases {
+    for (refusal, expected, kind) in cases {
         let proxy = tunnels(Arc::default(), Some(refusal)).await;
         let sender = through(&proxy, &authority, "127.0.0.0/8");
         let (result, _) = post(&sender, &receiver).await;
         let error = result.unwrap_err();
-        assert_eq!(error.kind(), "proxy");
+        assert_eq!(error.kind(), kind);
         let text = error.to_string();
         assert!(
             text.contains(expected) && !text.contains("secret"),
@@ -126,7 +130,7 @@ async fn a_proxy_that_opens_no_tunnel_is_named_and_shows_no_password() {
     })
     .unwrap();
     let (result, _) = post(&sender, &receiver).await;
-    assert_eq!(result.unwrap_err().kind(), "proxy");
+    assert_eq!(result.unwrap_err().kind(), "proxy_away");
     assert_eq!(receiver.connections(), 0);
 }
 
