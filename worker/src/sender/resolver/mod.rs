@@ -115,7 +115,8 @@ impl Resolver {
         Self::with(settings, MOST_NAMES, Box::new(boot_time))
     }
 
-    fn with(
+    /// The same, which remembers so many names and takes its time from `clock`.
+    pub(super) fn with(
         settings: &ResolverSettings,
         most_names: NonZeroUsize,
         clock: Clock,
