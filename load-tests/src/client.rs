@@ -76,11 +76,26 @@ impl Connection {
 /// A whole request.
 #[must_use]
 pub fn request(method: &str, path: &str, bearer: Option<&str>, body: &[u8]) -> Vec<u8> {
+    request_with((method, path), bearer, &[], body)
+}
+
+/// The same with more headers.
+#[must_use]
+pub fn request_with(
+    (method, path): (&str, &str),
+    bearer: Option<&str>,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Vec<u8> {
     let authorization = bearer
         .map(|key| format!("authorization: Bearer {key}\r\n"))
         .unwrap_or_default();
+    let more: String = headers
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\r\n"))
+        .collect();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: load\r\n{authorization}\
+        "{method} {path} HTTP/1.1\r\nhost: load\r\n{authorization}{more}\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );

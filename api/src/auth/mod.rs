@@ -36,6 +36,8 @@ const TENANT_HEADER: &str = "Postrider-Tenant";
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller {
     pub(crate) tenant: TenantKey,
+    /// Whether its key has [`Scope::Read`] too, whatever the request itself needs.
+    pub(crate) reads: bool,
 }
 
 /// Knows callers. Shared by all requests of a process.
@@ -86,7 +88,8 @@ impl Auth {
                 self.select(organization, selector, &known).await?
             }
         };
-        Ok(Caller { tenant })
+        let reads = known.require(Scope::Read).is_ok();
+        Ok(Caller { tenant, reads })
     }
 
     /// The organization that a request speaks for, if its key may do this.

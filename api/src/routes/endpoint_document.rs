@@ -3,7 +3,8 @@
 //! A create is the reading of a document, a change is the reading of the current document after an
 //! RFC 7396 merge: so both have the same rules, and `null` means the default.
 //!
-//! What lies encrypted in the database ([`opened`]) is write-only.
+//! What lies encrypted in the database ([`opened`]) is write-only; [`FOR_READERS`] is shown to those alone
+//! who may read.
 
 use serde_json::{Map, Value, json};
 use shared::domain::endpoint::{EndpointState, is_type_pattern};
@@ -32,6 +33,11 @@ const MOST_PATTERNS: usize = 100;
 /// As much of a header's name as an error repeats.
 const MOST_NAME_SHOWN: usize = 64;
 const MOST_METADATA_BYTES: usize = 16 << 10;
+
+/// What a key without the scope `read` is not shown, not even of what it has just written: a URL may be
+/// the receiver's credential, and metadata is whatever the tenant keeps there. Left out instead of
+/// replaced: a document that is sent back as it was shown changes nothing.
+const FOR_READERS: [&str; 3] = ["url", "url_unicode", "metadata"];
 
 /// Fields of the contract that come with later versions.
 const NOT_YET: &[&str] = &["kind", "method", "template", "redact"];
@@ -124,6 +130,15 @@ pub(super) fn shown(endpoint: &Endpoint, opened: Option<&Opened>, public_keys: &
     document.insert("created_at".to_owned(), instant(endpoint.created_at));
     document.insert("updated_at".to_owned(), instant(endpoint.updated_at));
     Value::Object(document)
+}
+
+/// Takes away what is only for readers.
+pub(super) fn without_what_readers_see(document: &mut Value) {
+    if let Some(fields) = document.as_object_mut() {
+        for name in FOR_READERS {
+            fields.remove(name);
+        }
+    }
 }
 
 fn instant(at: time::OffsetDateTime) -> Value {

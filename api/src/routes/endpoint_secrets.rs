@@ -26,6 +26,7 @@ use uuid::Uuid;
 
 use super::endpoints::{locked, to_change};
 use super::{App, State, json as reply};
+use crate::auth::Caller;
 use crate::json::{self, Fields};
 use crate::paging::Query;
 use crate::problem::{ApiError, Kind};
@@ -107,7 +108,7 @@ pub(super) async fn rotate(
     request: HttpRequest,
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let (tenant, id) = to_change(&app, &request).await?;
+    let (Caller { tenant, .. }, id) = to_change(&app, &request).await?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let mut fields = Fields::parse(&body)?;
     let overlap = fields
@@ -163,7 +164,7 @@ fn too_many() -> ApiError {
 /// `POST /v1/endpoints/{id}/secret/revoke`: two seconds after the reply nothing is signed any more with
 /// what came before the current secret.
 pub(super) async fn revoke(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let (tenant, id) = to_change(&app, &request).await?;
+    let (Caller { tenant, .. }, id) = to_change(&app, &request).await?;
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
     let endpoint = locked(&transaction, tenant, id.0).await?;

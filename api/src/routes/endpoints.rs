@@ -19,7 +19,7 @@ use super::endpoint_document::{self as document, Rules};
 use super::{
     App, State, endpoint_secrets as secrets, json as reply, path_id, refuse_idempotency_key,
 };
-use crate::auth::Scope;
+use crate::auth::{Caller, Scope};
 use crate::json::{self, Fields};
 use crate::paging::Query;
 use crate::problem::{ApiError, Kind};
@@ -64,15 +64,20 @@ fn shown(state: &State, endpoint: &Endpoint, public_keys: &[String]) -> Value {
     document::shown(endpoint, opened.as_ref(), public_keys)
 }
 
-/// [`shown`], with the public keys read.
+/// [`shown`], with the public keys read, as far as the caller may see it.
 async fn read_and_shown(
     state: &State,
     client: &impl GenericClient,
     endpoint: &Endpoint,
+    caller: Caller,
 ) -> Result<Value, ApiError> {
     let mut keys = secrets::public_keys(client, std::slice::from_ref(endpoint)).await?;
     let keys = keys.remove(&endpoint.key).unwrap_or_default();
-    Ok(shown(state, endpoint, &keys))
+    let mut document = shown(state, endpoint, &keys);
+    if !caller.reads {
+        document::without_what_readers_see(&mut document);
+    }
+    Ok(document)
 }
 
 /// `POST /v1/endpoints`: its reply holds the secret.
@@ -81,11 +86,7 @@ pub(super) async fn create(
     request: HttpRequest,
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let tenant = app
-        .auth
-        .tenant(&request, Scope::EndpointsWrite)
-        .await?
-        .tenant;
+    let caller = app.auth.tenant(&request, Scope::EndpointsWrite).await?;
     refuse_idempotency_key(&request)?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let id = new_v7(app.clock.now());
@@ -97,7 +98,7 @@ pub(super) async fn create(
     let transaction = client.transaction().await?;
     let made = store::create(
         &transaction,
-        tenant,
+        caller.tenant,
         id,
         app.slots.take(),
         (&draft, &sealed),
@@ -110,7 +111,7 @@ pub(super) async fn create(
     secrets::ensure_pair(&app, &transaction, &endpoint).await?;
     transaction.commit().await?;
 
-    let mut document = read_and_shown(&app, &**client, &endpoint).await?;
+    let mut document = read_and_shown(&app, &**client, &endpoint, caller).await?;
     if let Some(map) = document.as_object_mut() {
         map.insert("secret".to_owned(), json!(secret.reveal()));
     }
@@ -135,12 +136,12 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
 
 /// `GET /v1/endpoints/{id}`
 pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let caller = app.auth.tenant(&request, Scope::Read).await?;
     let id: EndpointId = path_id(&request, "id")?;
     let client = app.client().await?;
-    let found = store::find(&**client, tenant, id.0).await?;
+    let found = store::find(&**client, caller.tenant, id.0).await?;
     let endpoint = found.ok_or_else(missing)?;
-    let document = read_and_shown(&app, &**client, &endpoint).await?;
+    let document = read_and_shown(&app, &**client, &endpoint, caller).await?;
     reply(StatusCode::OK, &document)
 }
 
@@ -150,15 +151,11 @@ pub(super) async fn change(
     request: HttpRequest,
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let tenant = app
-        .auth
-        .tenant(&request, Scope::EndpointsWrite)
-        .await?
-        .tenant;
+    let caller = app.auth.tenant(&request, Scope::EndpointsWrite).await?;
     let id: EndpointId = path_id(&request, "id")?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let patch = patch(&body)?;
-    let document = update(&app, tenant, id.0, |current| {
+    let document = update(&app, caller, id.0, |current| {
         let opened = document::open(current, &app.config.master_keys).ok_or_else(|| {
             ApiError::new(
                 Kind::Internal,
@@ -194,11 +191,11 @@ pub(super) async fn disable(app: App, request: HttpRequest) -> Result<HttpRespon
 pub(super) async fn to_change(
     app: &App,
     request: &HttpRequest,
-) -> Result<(TenantKey, EndpointId), ApiError> {
-    let asked = app.auth.tenant(request, Scope::EndpointsWrite).await?;
+) -> Result<(Caller, EndpointId), ApiError> {
+    let caller = app.auth.tenant(request, Scope::EndpointsWrite).await?;
     let id = path_id(request, "id")?;
     refuse_idempotency_key(request)?;
-    Ok((asked.tenant, id))
+    Ok((caller, id))
 }
 
 async fn set_state(
@@ -206,8 +203,8 @@ async fn set_state(
     request: &HttpRequest,
     state: EndpointState,
 ) -> Result<Value, ApiError> {
-    let (tenant, id) = to_change(app, request).await?;
-    update(app, tenant, id.0, |current| {
+    let (caller, id) = to_change(app, request).await?;
+    update(app, caller, id.0, |current| {
         Ok(EndpointDraft {
             state,
             ..current.draft.clone()
@@ -229,23 +226,23 @@ pub(super) async fn locked(
 /// Changes an endpoint in one transaction, and shows it; to what it is already changes nothing at all.
 async fn update(
     app: &App,
-    tenant: TenantKey,
+    caller: Caller,
     id: Uuid,
     change: impl FnOnce(&Endpoint) -> Result<EndpointDraft, ApiError>,
 ) -> Result<Value, ApiError> {
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
-    let current = locked(&transaction, tenant, id).await?;
+    let current = locked(&transaction, caller.tenant, id).await?;
     let draft = change(&current)?;
     if draft == current.draft {
         transaction.rollback().await?;
-        return read_and_shown(app, &**client, &current).await;
+        return read_and_shown(app, &**client, &current, caller).await;
     }
-    let endpoint = store::update(&transaction, tenant, &current, &draft).await?;
+    let endpoint = store::update(&transaction, caller.tenant, &current, &draft).await?;
     secrets::ensure_pair(app, &transaction, &endpoint).await?;
     transaction.commit().await?;
     notify::commands(&**client).await;
-    read_and_shown(app, &**client, &endpoint).await
+    read_and_shown(app, &**client, &endpoint, caller).await
 }
 
 fn patch(body: &[u8]) -> Result<Map<String, Value>, ApiError> {

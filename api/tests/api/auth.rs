@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use api::Config;
 use reqwest::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use shared::runtime::clock::boot_time;
 use shared::testing::{TestDatabase, eventually};
 
@@ -275,4 +275,61 @@ async fn parallel_first_uses_of_a_tenants_name_make_one_tenant() {
 
     let tenants = server.get("/v1/tenants", &key).await.expect(200);
     assert_eq!(tenants["data"].as_array().unwrap().len(), 1);
+}
+
+/// S2, F24: the URL is often the receiver's credential. What may write endpoints may not therefore read them.
+#[tokio::test]
+async fn a_key_that_writes_endpoints_and_does_not_read_is_never_shown_url_or_metadata() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let keys = format!("/v1/admin/tenants/{}/keys", tenant.id);
+    let writes = json!({"scopes": ["endpoints:write", "events:write", "replay"]});
+    let writer = text(&server.post(&keys, ADMIN, &writes).await.expect(201)["key"]);
+    let document = json!({
+        "url": "https://bücher.example/t0ken?key=t0ken",
+        "description": "shown",
+        "metadata": {"key": "t0ken"},
+        "headers": {"authorization": "t0ken"},
+    });
+    let made = server.post("/v1/endpoints", &writer, &document).await;
+    let made = made.expect(201);
+    let path = format!("/v1/endpoints/{}", text(&made["id"]));
+    let post = async |verb: &str, key: &str| {
+        let path = format!("{path}/{verb}");
+        server.post(&path, key, &json!({})).await.expect(200)
+    };
+    let patch = async |key: &str, patch: Value| server.patch(&path, key, &patch).await.expect(200);
+
+    let shown = [
+        made.clone(),
+        patch(&writer, json!({})).await,
+        patch(&writer, json!({"url": "https://b.example/t0ken2"})).await,
+        post("disable", &writer).await,
+        post("enable", &writer).await,
+    ];
+
+    for document in shown {
+        let text = document.to_string();
+        assert!(
+            !text.contains("t0ken") && !text.contains("example"),
+            "{text}"
+        );
+        assert_eq!(document["description"], "shown");
+        assert_eq!(document["headers"]["authorization"], "***");
+    }
+    // A document that is sent back as it was shown changes nothing.
+    let mut back = patch(&writer, json!({})).await;
+    let fields = back.as_object_mut().unwrap();
+    for other in ["id", "public_keys", "created_at", "updated_at"] {
+        fields.remove(other).unwrap();
+    }
+    patch(&writer, back).await;
+    for document in [
+        tenant.get(&path).await.expect(200),
+        patch(&tenant.key, json!({})).await,
+        post("disable", &tenant.key).await,
+    ] {
+        assert_eq!(document["url"], "https://b.example/t0ken2");
+        assert_eq!(document["metadata"]["key"], "t0ken");
+    }
 }

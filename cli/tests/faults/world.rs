@@ -152,9 +152,14 @@ impl World {
         (method, path): (&str, &str),
         body: &[u8],
     ) -> (u16, String) {
+        self.exchange(&client::request(method, path, key, body))
+            .await
+    }
+
+    /// Status and body of the API's answer to this request.
+    pub(crate) async fn exchange(&self, request: &[u8]) -> (u16, String) {
         let mut connection = Connection::open(self.api).await.unwrap();
-        let request = client::request(method, path, key, body);
-        let reply = connection.exchange(&request).await.unwrap();
+        let reply = connection.exchange(request).await.unwrap();
         let text = String::from_utf8_lossy(reply.body).into_owned();
         (reply.status, text)
     }
