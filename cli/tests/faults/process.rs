@@ -105,7 +105,7 @@ impl Process {
 }
 
 /// A line of the log in either format: its message and its fields.
-fn read(line: &str) -> Option<Value> {
+pub(crate) fn read(line: &str) -> Option<Value> {
     serde_json::from_str(line).ok().or_else(|| read_text(line))
 }
 

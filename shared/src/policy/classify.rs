@@ -215,6 +215,30 @@ pub enum SendError {
 }
 
 impl SendError {
+    /// Every [`SendError::kind`] there is.
+    pub const KINDS: [&'static str; 20] = [
+        "address_denied",
+        "url_denied",
+        "dns",
+        "connect",
+        "tls",
+        "certificate_expired",
+        "certificate_not_valid_yet",
+        "certificate_wrong_name",
+        "certificate_self_signed",
+        "certificate_missing_intermediate",
+        "certificate_unknown_issuer",
+        "certificate_revoked",
+        "certificate_unusable",
+        "proxy",
+        "timeout",
+        "reset",
+        "maybe_sent",
+        "not_sent",
+        "protocol",
+        "internal",
+    ];
+
     /// The name in metrics and logs. A closed set.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
@@ -347,6 +371,43 @@ mod tests {
             excerpt: Bytes::new(),
             body: BodyEnd::Whole,
         })
+    }
+
+    /// The error of the next kind. A new variant has no place to go but into this chain.
+    fn next_kind(error: &SendError) -> Option<SendError> {
+        use CertificateProblem as P;
+        use SendError as E;
+        let next = match error {
+            E::AddressDenied(_) => E::UrlDenied(UrlError::Blank),
+            E::UrlDenied(_) => E::Dns("".into()),
+            E::Dns(_) => E::Connect(io::ErrorKind::Other),
+            E::Connect(_) => E::Tls("".into()),
+            E::Tls(_) => E::Certificate(P::Expired),
+            E::Certificate(P::Expired) => E::Certificate(P::NotValidYet),
+            E::Certificate(P::NotValidYet) => E::Certificate(P::WrongName),
+            E::Certificate(P::WrongName) => E::Certificate(P::SelfSigned),
+            E::Certificate(P::SelfSigned) => E::Certificate(P::MissingIntermediate),
+            E::Certificate(P::MissingIntermediate) => E::Certificate(P::UnknownIssuer),
+            E::Certificate(P::UnknownIssuer) => E::Certificate(P::Revoked),
+            E::Certificate(P::Revoked) => E::Certificate(P::Unusable),
+            E::Certificate(P::Unusable) => E::Proxy("".into()),
+            E::Proxy(_) => E::Timeout(Phase::Dns),
+            E::Timeout(_) => E::Reset,
+            E::Reset => E::MaybeSent,
+            E::MaybeSent => E::NotSent,
+            E::NotSent => E::Protocol,
+            E::Protocol => E::Internal(""),
+            E::Internal(_) => return None,
+        };
+        Some(next)
+    }
+
+    #[test]
+    fn every_kind_is_listed_once_and_in_the_order_of_the_variants() {
+        let first = SendError::AddressDenied(DenyReason::Private);
+        let all = std::iter::successors(Some(first), next_kind);
+        let kinds: Vec<_> = all.map(|error| error.kind()).collect();
+        assert_eq!(kinds, SendError::KINDS);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod documents;
 mod headers;
 mod idle;
 mod mtls;
+mod nowhere;
 mod scripted;
 mod secrecy;
 mod upgrade;

@@ -20,6 +20,8 @@ pub(crate) enum Act {
     Reset,
     /// Reads and says nothing.
     Silent,
+    /// Answers the first request of each connection with this status, and closes when it has read another.
+    CloseUponReuse(u16),
     /// Answers with these bytes as they are, and closes if it is told to.
     Say { bytes: Vec<u8>, close: bool },
     /// Answers with this status and header lines, and gives the whole request back behind `prefix`. More
@@ -106,6 +108,7 @@ async fn serve(stream: TcpStream, tls: Option<TlsAcceptor>, act: &Act, requests:
 /// Until the peer is gone or the act is over.
 async fn play(mut stream: impl AsyncRead + AsyncWrite + Unpin, act: &Act, requests: &AtomicUsize) {
     let mut buffer = Vec::new();
+    let mut answered = false;
     loop {
         let wanted = if matches!(act, Act::Reset) { 1 } else { 4_096 };
         let mut read = (&mut stream).take(wanted);
@@ -114,7 +117,7 @@ async fn play(mut stream: impl AsyncRead + AsyncWrite + Unpin, act: &Act, reques
         }
         let length = match act {
             Act::Close | Act::Reset => return,
-            Act::Silent | Act::Say { .. } | Act::Echo { .. } => {
+            Act::Silent | Act::CloseUponReuse(_) | Act::Say { .. } | Act::Echo { .. } => {
                 match http::request(&buffer) {
                     Ok(Some(request)) => request.length,
                     Ok(None) => continue,
@@ -125,6 +128,10 @@ async fn play(mut stream: impl AsyncRead + AsyncWrite + Unpin, act: &Act, reques
         };
         let request: Vec<u8> = buffer.drain(..length).collect();
         requests.fetch_add(1, Ordering::Relaxed);
+        if answered && matches!(act, Act::CloseUponReuse(_)) {
+            return;
+        }
+        answered = true;
         let Some((answer, close)) = answer(act, &request) else {
             continue;
         };
@@ -139,6 +146,7 @@ async fn play(mut stream: impl AsyncRead + AsyncWrite + Unpin, act: &Act, reques
 fn answer(act: &Act, request: &[u8]) -> Option<(Vec<u8>, bool)> {
     match act {
         Act::Close | Act::Reset | Act::Silent => None,
+        Act::CloseUponReuse(status) => answer(&Act::answer(*status), request),
         Act::Say { bytes, close } => Some((bytes.clone(), *close)),
         Act::Echo {
             status,

@@ -1,12 +1,13 @@
 //! Receivers that fail in every way there is, and what each failure is told as.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::net::SocketAddr;
 
+use rcgen::{ExtendedKeyUsagePurpose, date_time_ymd};
 use shared::runtime::spawn_driver;
-use tokio::net::{TcpSocket, UdpSocket};
+use tokio::net::UdpSocket;
 
-use crate::sender::authority::Authority;
+use crate::sender::authority::{Authority, self_signed_server};
+use crate::sender::nowhere::{Closed, Full};
 use crate::sender::scripted::{Act, Scripted};
 
 /// A way to fail.
@@ -14,7 +15,7 @@ pub(crate) struct Way {
     pub(crate) name: &'static str,
     /// Scheme, host and port.
     pub(crate) base: String,
-    /// What the attempt says: a status, a text that its error begins with, or both.
+    /// What one of its attempts says: a status, a text that its error begins with, or both.
     pub(crate) told: (Option<i16>, &'static str),
 }
 
@@ -24,8 +25,12 @@ pub(crate) struct Failing {
     /// For `POSTRIDER_DNS_SERVERS`: denies `absent.test` and says nothing about others.
     pub(crate) dns: SocketAddr,
     receivers: Vec<Scripted>,
-    _full: (tokio::net::TcpListener, Vec<TcpStream>),
+    _full: Full,
+    _closed: Closed,
 }
+
+/// Where endpoints lead that are damaged before anything is sent to them (`Scene::damage`).
+const DAMAGED: &str = "http://127.0.0.1:8443";
 
 /// What receivers give back besides the request.
 pub(crate) struct Said<'a> {
@@ -35,16 +40,10 @@ pub(crate) struct Said<'a> {
 
 impl Failing {
     pub(crate) async fn start(authority: &Authority, said: &Said<'_>) -> Self {
-        let full = full().await;
-        let closed = closed();
-        let mut all = Self {
-            ways: Vec::new(),
-            dns: dns().await,
-            receivers: Vec::new(),
-            _full: full.1,
-        };
+        let full = Full::at(([127, 0, 0, 1], 0).into()).await;
+        let closed = Closed::new();
         let way = |name, base: String, told| Way { name, base, told };
-        all.ways = vec![
+        let mut ways = vec![
             way(
                 "dns",
                 "http://absent.test".into(),
@@ -57,28 +56,47 @@ impl Failing {
             ),
             way(
                 "closed",
-                format!("http://{closed}"),
+                format!("http://{}", closed.addr),
                 (None, "could not connect"),
             ),
             way(
                 "full",
-                format!("http://{}", full.0),
+                format!("http://{}", full.addr),
                 (None, "timed out connecting"),
             ),
         ];
-        all.without_an_answer(authority).await;
+        ways.extend(
+            [
+                ("url-denied", "the endpoint's url"),
+                (
+                    "url-broken",
+                    "the request could not be made: the stored URL",
+                ),
+                (
+                    "header-broken",
+                    "the request could not be made: configuration",
+                ),
+            ]
+            .map(|(name, told)| way(name, DAMAGED.into(), (None, told))),
+        );
+        let mut all = Self {
+            ways,
+            dns: dns().await,
+            receivers: Vec::new(),
+            _full: full,
+            _closed: closed,
+        };
+        all.without_an_answer().await;
+        all.without_a_proof(authority).await;
         all.reset_over_tls(authority).await;
         all.giving_up(authority, said).await;
         all.with_an_answer(said).await;
         all
     }
 
-    async fn without_an_answer(&mut self, authority: &Authority) {
+    async fn without_an_answer(&mut self) {
         let stranger = Authority::new();
-        let garbage = Act::Say {
-            bytes: b"SSH-2.0-OpenSSH_9.2\r\n".to_vec(),
-            close: true,
-        };
+        let garbage = garbage();
         let ok = || Act::answer(200);
         for (name, scheme, tls, act, told) in [
             (
@@ -87,6 +105,13 @@ impl Failing {
                 None,
                 Act::Reset,
                 "the connection was closed before",
+            ),
+            (
+                "reuse",
+                "http",
+                None,
+                Act::CloseUponReuse(500),
+                "a reused connection was closed",
             ),
             ("silent", "http", None, Act::Silent, "timed out waiting"),
             (
@@ -106,20 +131,6 @@ impl Failing {
             ),
             ("tls-plain", "https", None, ok(), "TLS: "),
             (
-                "tls-stranger",
-                "https",
-                Some(stranger.server("127.0.0.1")),
-                ok(),
-                "TLS: the certificate",
-            ),
-            (
-                "tls-name",
-                "https",
-                Some(authority.server("other.test")),
-                ok(),
-                "TLS: the certificate is not for",
-            ),
-            (
                 "tls-client",
                 "https",
                 Some(stranger.server_of_known("127.0.0.1")),
@@ -137,6 +148,54 @@ impl Failing {
                     told: (None, told),
                 },
             );
+        }
+    }
+
+    /// Certificates that do not show who answers, each in its way.
+    async fn without_a_proof(&mut self, authority: &Authority) {
+        let here = "127.0.0.1";
+        let clients = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        for (name, tls, told) in [
+            (
+                "tls-expired",
+                authority.server_with(here, |it| it.not_after = date_time_ymd(2001, 1, 1)),
+                "TLS: the certificate has expired",
+            ),
+            (
+                "tls-future",
+                authority.server_with(here, |it| it.not_before = date_time_ymd(2999, 1, 1)),
+                "TLS: the certificate is not valid yet",
+            ),
+            (
+                "tls-purpose",
+                authority.server_with(here, |it| it.extended_key_usages = clients),
+                "TLS: the certificate cannot be used",
+            ),
+            (
+                "tls-name",
+                authority.server("other.test"),
+                "TLS: the certificate is not for",
+            ),
+            (
+                "tls-self-signed",
+                self_signed_server(here),
+                "TLS: the certificate is self-signed",
+            ),
+            (
+                "tls-intermediate",
+                authority.intermediate().server(here),
+                "TLS: the certificate's issuer is not trusted",
+            ),
+            (
+                "tls-stranger",
+                Authority::new().server_with_issuer(here),
+                "TLS: the certificate was issued by nobody",
+            ),
+        ] {
+            let receiver = Scripted::start(Some(tls), Act::answer(200)).await;
+            let base = receiver.url("https", "");
+            let told = (None, told);
+            self.add(receiver, Way { name, base, told });
         }
     }
 
@@ -247,26 +306,12 @@ impl Failing {
     }
 }
 
-/// A port that nobody listens on.
-fn closed() -> SocketAddr {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
-    nobody.local_addr().unwrap()
-}
-
-/// A port whose queue is full: whoever connects is not answered.
-async fn full() -> (SocketAddr, (tokio::net::TcpListener, Vec<TcpStream>)) {
-    const MOST: usize = 16;
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let listener = socket.listen(1).unwrap();
-    let addr = listener.local_addr().unwrap();
-    let filling = tokio::task::spawn_blocking(move || {
-        let connect = |_| TcpStream::connect_timeout(&addr, Duration::from_millis(200)).ok();
-        (0..MOST).map_while(connect).collect::<Vec<_>>()
-    });
-    let waiting = filling.await.unwrap();
-    assert!(waiting.len() < MOST, "the queue takes all");
-    (addr, (listener, waiting))
+/// What is no HTTP.
+pub(crate) fn garbage() -> Act {
+    Act::Say {
+        bytes: b"SSH-2.0-OpenSSH_9.2\r\n".to_vec(),
+        close: true,
+    }
 }
 
 /// A name server that denies one name; ends with the test.

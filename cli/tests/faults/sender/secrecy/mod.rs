@@ -14,15 +14,18 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use shared::sealed_parts::seal_headers;
+use shared::sealing::MasterKeys;
 use shared::testing::{TestDatabase, eventually};
 use tempfile::NamedTempFile;
 
-use self::failing::{Failing, Said, Way};
+use self::failing::{Failing, Said, Way, garbage};
 use self::needles::Needles;
 use super::authority::Authority;
+use super::nowhere::Closed;
 use super::scripted::{Act, Scripted};
 use crate::process::PATIENCE;
-use crate::world::{ADMIN_TOKEN, Setting, TAKE_OVER, World};
+use crate::world::{ADMIN_TOKEN, Setting, TAKE_OVER, Worker, World};
 
 const PATH: &str = "SecretInPathQ7";
 const QUERY: &str = "SecretInQueryX9";
@@ -31,9 +34,12 @@ const PAYLOAD: &str = "SecretInPayloadJ5";
 const BODY: &str = "SecretInAnswerK8";
 const LOCATION: &str = "SecretInLocationM2";
 const MASTER: &[u8; 32] = b"SecretMasterKeyThatIs32BytesLong";
+const OTHER_MASTER: &[u8; 32] = b"SecretOtherMasterKeyOf32BytesLen";
 const DATABASE: &str = "SecretOfDatabaseT4";
 const PROXY: &str = "SecretOfProxyW6";
 const UNKNOWN: &str = "prk_SecretOfNobodyB1";
+
+const UNREADABLE: &str = "an endpoint cannot be read; its deliveries wait";
 
 /// What may be shown to the tenant's own key with the scope `read`.
 const READABLE: [&str; 4] = ["URL", "payload", "answer", "location"];
@@ -90,7 +96,6 @@ async fn nothing_is_written(format: &str) {
         location: LOCATION,
     };
     let failing = Failing::start(&authority, &said).await;
-    let proxy = Scripted::start(None, Act::answer(407)).await;
     let for_worker: [Setting; 2] = [
         (
             "POSTRIDER_CA_FILE",
@@ -103,6 +108,7 @@ async fn nothing_is_written(format: &str) {
 
     let mut worker = scene.world.worker_with(&for_worker).await;
     scene.all_fail().await;
+    worker.process.logs(UNREADABLE, 1).await;
     scene.misuse_the_api().await;
     scene.ask_as_others().await;
     scene
@@ -111,20 +117,8 @@ async fn nothing_is_written(format: &str) {
     worker.process.kill().await;
     scene.written("the log of the worker", worker.process.log());
 
-    let through = (
-        "POSTRIDER_PROXY_URL",
-        format!("http://user:{PROXY}@{}", proxy.addr()),
-    );
-    let through = [for_worker.as_slice(), &[through]].concat();
-    let mut next = scene.world.worker_with(&through).await;
-    scene.world.all_slots_owned(TAKE_OVER).await;
-    scene.the_proxy_fails().await;
-    scene
-        .look_at_metrics(&mut next.process, "a worker started")
-        .await;
-    next.process.signal(Signal::TERM);
-    assert!(next.process.ends().await.success());
-    scene.written("the log of the next worker", next.process.log());
+    scene.nothing_can_be_read(&for_worker).await;
+    scene.proxies_fail(&for_worker).await;
     scene.end().await;
 }
 
@@ -149,6 +143,7 @@ impl Scene {
             ("answer", BODY.as_bytes()),
             ("location", LOCATION.as_bytes()),
             ("master key", MASTER),
+            ("other master key", OTHER_MASTER),
             ("database password", DATABASE.as_bytes()),
             ("proxy password", PROXY.as_bytes()),
             ("admin token", ADMIN_TOKEN.as_bytes()),
@@ -201,14 +196,46 @@ impl Scene {
             let line = private_key.lines().nth(1).unwrap();
             self.needles.add("private key", line);
         }
+        self.damage().await;
         let notices = json!({ "headers": { "authorization": HEADER } });
         self.world.endpoint("postrider.*", notices).await;
     }
 
-    /// One event to all of them; each failed as it should, so there was something to say about it.
-    async fn all_fail(&mut self) {
+    /// Rows that were legal once, or never, and one whose headers cannot be opened: nothing that the API
+    /// would save.
+    async fn damage(&self) {
+        let mut unreadable = settings("http://127.0.0.1:8443");
+        unreadable["description"] = json!("unreadable");
+        unreadable["event_types"] = json!(["all"]);
+        self.world.ask("POST", "/v1/endpoints", &unreadable).await;
+        let sql = self.world.sql().await;
+        for (name, change) in [
+            ("url-denied", "url = replace(url, ':8443', ':6379')"),
+            (
+                "url-broken",
+                "url = replace(url, '//127.0.0.1:8443', '//[')",
+            ),
+            ("unreadable", r"sealed_headers = sealed_headers || '\x00'"),
+        ] {
+            let change = format!("UPDATE endpoints SET {change} WHERE description = $1");
+            assert_eq!(sql.execute(&change, &[&name]).await.unwrap(), 1, "{name}");
+        }
+        let which = "SELECT public_id FROM endpoints WHERE description = 'header-broken'";
+        let id = sql.query_one(which, &[]).await.unwrap().get(0);
+        let split = vec![("x-split".to_owned(), format!("{HEADER}\r\n{HEADER}: 1"))];
+        let sealed = seal_headers(&split, id, &MasterKeys::new(*MASTER, None));
+        let store = "UPDATE endpoints SET sealed_headers = $2 WHERE public_id = $1";
+        assert_eq!(sql.execute(store, &[&id, &sealed]).await.unwrap(), 1);
+    }
+
+    async fn publish_to_all(&self) {
         let event = json!({ "type": "all", "payload": { "token": PAYLOAD, PAYLOAD: [PAYLOAD] } });
         self.world.ask("POST", "/v1/events", &event).await;
+    }
+
+    /// One event to all of them; each failed as it should, so there was something to say about it.
+    async fn all_fail(&mut self) {
+        self.publish_to_all().await;
         let tried = "SELECT count(DISTINCT a.endpoint_id) FROM attempts a JOIN endpoints e ON e.id = a.endpoint_id WHERE e.event_types = '{all}'";
         let all = i64::try_from(self.failing.ways.len()).unwrap();
         eventually(PATIENCE, || async {
@@ -218,10 +245,17 @@ impl Scene {
         let told = "SELECT a.status, coalesce(a.error, '') FROM attempts a JOIN endpoints e ON e.id = a.endpoint_id WHERE e.description = $1";
         let sql = self.world.sql().await;
         for way in &self.failing.ways {
-            let row = &sql.query(told, &[&way.name]).await.unwrap()[0];
-            let (status, error): (Option<i16>, String) = (row.get(0), row.get(1));
-            assert_eq!(status, way.told.0, "{}: {error}", way.name);
-            assert!(error.starts_with(way.told.1), "{}: {error}", way.name);
+            // Shown where the wait is in vain.
+            eprintln!("{}: {:?}", way.name, way.told);
+            eventually(PATIENCE, || async {
+                let rows = sql.query(told, &[&way.name]).await.unwrap();
+                let is_told = rows.iter().any(|row| {
+                    let (status, error): (Option<i16>, String) = (row.get(0), row.get(1));
+                    status == way.told.0 && error.starts_with(way.told.1)
+                });
+                is_told.then_some(())
+            })
+            .await;
         }
         // Ladders end, and the tenant is told.
         let dead = "SELECT count(*) FROM dead_letters";
@@ -233,18 +267,60 @@ impl Scene {
         eventually(PATIENCE, told).await;
     }
 
-    /// What fails now is the way out.
-    async fn the_proxy_fails(&mut self) {
-        let proxied = self
-            .world
-            .endpoint("proxied", settings("https://127.0.0.1:8443"))
+    /// A worker with another master key: it gives up on nothing, and says so.
+    async fn nothing_can_be_read(&mut self, usual: &[Setting]) {
+        let other = ("POSTRIDER_MASTER_KEY", STANDARD.encode(OTHER_MASTER));
+        let with_other = [usual, &[other]].concat();
+        let mut worker = self.world.worker_with(&with_other).await;
+        self.world.all_slots_owned(TAKE_OVER).await;
+        self.publish_to_all().await;
+        worker.process.logs(UNREADABLE, 2).await;
+        self.finish(worker, "the log of a worker with another key")
             .await;
-        self.world.publish(&proxied).await;
-        let refused = "SELECT count(*) FROM attempts WHERE error LIKE 'the forward proxy%'";
-        eventually(PATIENCE, || async {
-            (self.world.count(refused).await > 0).then_some(())
-        })
-        .await;
+    }
+
+    /// What fails now is the way out: a proxy that refuses, is away, cuts, or is none.
+    async fn proxies_fail(&mut self, usual: &[Setting]) {
+        let refuses = Scripted::start(None, Act::answer(407)).await;
+        let cuts = Scripted::start(None, Act::Close).await;
+        let is_none = Scripted::start(None, garbage()).await;
+        let away = Closed::new();
+        for (name, proxy, told) in [
+            (
+                "proxy-refuses",
+                refuses.addr(),
+                "it wants other credentials",
+            ),
+            ("proxy-away", away.addr, "no connection to it"),
+            ("proxy-cuts", cuts.addr(), "it closed the connection"),
+            ("proxy-is-none", is_none.addr(), "its answer is not HTTP"),
+        ] {
+            let url = format!("http://user:{PROXY}@{proxy}");
+            let through = [usual, &[("POSTRIDER_PROXY_URL", url)]].concat();
+            let worker = self.world.worker_with(&through).await;
+            let proxied = settings("https://127.0.0.1:8443");
+            let proxied = self.world.endpoint(name, proxied).await;
+            self.world.publish(&proxied).await;
+            let refused = format!(
+                "SELECT count(*) FROM attempts WHERE error LIKE 'the forward proxy: {told}%' AND endpoint_id = {}",
+                proxied.key
+            );
+            eventually(PATIENCE, || async {
+                (self.world.count(&refused).await > 0).then_some(())
+            })
+            .await;
+            self.finish(worker, &format!("the log of a worker with a {name}"))
+                .await;
+        }
+    }
+
+    /// Looks at what a worker says of itself, and ends it.
+    async fn finish(&mut self, mut worker: Worker, log: &str) {
+        self.look_at_metrics(&mut worker.process, "a worker started")
+            .await;
+        worker.process.signal(Signal::TERM);
+        assert!(worker.process.ends().await.success());
+        self.written(log, worker.process.log());
     }
 }
 
