@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use load_tests::http;
 use shared::runtime::spawn_driver;
@@ -18,6 +19,8 @@ pub(crate) enum Act {
     Close,
     /// Reads half of a request and closes: the rest makes it a reset.
     Reset,
+    /// Answers 200, so long after each request.
+    Late(Duration),
     /// Reads and says nothing.
     Silent,
     /// Answers the first request of each connection with this status, and closes when it has read another.
@@ -55,6 +58,11 @@ pub(crate) struct Scripted {
 
 impl Scripted {
     pub(crate) async fn start(tls: Option<TlsAcceptor>, act: Act) -> Self {
+        Self::start_late(tls, Duration::ZERO, act).await
+    }
+
+    /// The same, which begins to speak so long after each connection.
+    pub(crate) async fn start_late(tls: Option<TlsAcceptor>, after: Duration, act: Act) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let addr = listener.local_addr().unwrap();
         let requests = Arc::default();
@@ -65,7 +73,12 @@ impl Scripted {
                 let (act, tls, requests) = (act.clone(), tls.clone(), Arc::clone(&counter));
                 let stopped = stopped.clone();
                 drop(spawn_driver(async move {
-                    let serving = serve(stream, tls, &act, &requests);
+                    let serving = async {
+                        if !after.is_zero() {
+                            tokio::time::sleep(after).await;
+                        }
+                        serve(stream, tls, &act, &requests).await;
+                    };
                     stopped.run_until_cancelled(serving).await;
                 }));
             }
@@ -117,7 +130,11 @@ async fn play(mut stream: impl AsyncRead + AsyncWrite + Unpin, act: &Act, reques
         }
         let length = match act {
             Act::Close | Act::Reset => return,
-            Act::Silent | Act::CloseUponReuse(_) | Act::Say { .. } | Act::Echo { .. } => {
+            Act::Late(_)
+            | Act::Silent
+            | Act::CloseUponReuse(_)
+            | Act::Say { .. }
+            | Act::Echo { .. } => {
                 match http::request(&buffer) {
                     Ok(Some(request)) => request.length,
                     Ok(None) => continue,
@@ -132,6 +149,9 @@ async fn play(mut stream: impl AsyncRead + AsyncWrite + Unpin, act: &Act, reques
             return;
         }
         answered = true;
+        if let Act::Late(after) = act {
+            tokio::time::sleep(*after).await;
+        }
         let Some((answer, close)) = answer(act, &request) else {
             continue;
         };
@@ -146,6 +166,7 @@ async fn play(mut stream: impl AsyncRead + AsyncWrite + Unpin, act: &Act, reques
 fn answer(act: &Act, request: &[u8]) -> Option<(Vec<u8>, bool)> {
     match act {
         Act::Close | Act::Reset | Act::Silent => None,
+        Act::Late(_) => answer(&Act::answer(200), request),
         Act::CloseUponReuse(status) => answer(&Act::answer(*status), request),
         Act::Say { bytes, close } => Some((bytes.clone(), *close)),
         Act::Echo {
