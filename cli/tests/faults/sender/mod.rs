@@ -12,6 +12,7 @@ mod mtls;
 mod nowhere;
 mod scripted;
 mod secrecy;
+mod signatures;
 mod timings;
 mod upgrade;
 #[expect(dead_code, reason = "the other forms are verified where they are made")]
