@@ -6,6 +6,7 @@ mod bodies;
 mod bytes;
 #[path = "../../../../shared/tests/signatures/documents.rs"]
 mod documents;
+mod go_away;
 mod headers;
 mod idle;
 mod mtls;
