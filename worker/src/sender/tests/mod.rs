@@ -2,6 +2,7 @@
 
 mod addresses;
 mod files;
+mod host_names;
 mod http2;
 mod leftovers;
 mod moves;
