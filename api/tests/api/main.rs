@@ -22,3 +22,4 @@ mod lists;
 mod ordered;
 mod proxy;
 mod signatures;
+mod ssrf;
