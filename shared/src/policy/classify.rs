@@ -216,11 +216,12 @@ pub enum SendError {
 
 impl SendError {
     /// Every [`SendError::kind`] there is.
-    pub const KINDS: [&'static str; 20] = [
+    pub const KINDS: [&'static str; 22] = [
         "address_denied",
         "url_denied",
         "dns",
         "connect",
+        "no_socket",
         "tls",
         "certificate_expired",
         "certificate_not_valid_yet",
@@ -231,6 +232,7 @@ impl SendError {
         "certificate_revoked",
         "certificate_unusable",
         "proxy",
+        "proxy_away",
         "timeout",
         "reset",
         "maybe_sent",
@@ -381,7 +383,8 @@ mod tests {
             E::AddressDenied(_) => E::UrlDenied(UrlError::Blank),
             E::UrlDenied(_) => E::Dns("".into()),
             E::Dns(_) => E::Connect(io::ErrorKind::Other),
-            E::Connect(_) => E::Tls("".into()),
+            E::Connect(_) => E::NoSocket(Shortage::Files),
+            E::NoSocket(_) => E::Tls("".into()),
             E::Tls(_) => E::Certificate(P::Expired),
             E::Certificate(P::Expired) => E::Certificate(P::NotValidYet),
             E::Certificate(P::NotValidYet) => E::Certificate(P::WrongName),
@@ -391,7 +394,8 @@ mod tests {
             E::Certificate(P::UnknownIssuer) => E::Certificate(P::Revoked),
             E::Certificate(P::Revoked) => E::Certificate(P::Unusable),
             E::Certificate(P::Unusable) => E::Proxy("".into()),
-            E::Proxy(_) => E::Timeout(Phase::Dns),
+            E::Proxy(_) => E::ProxyAway("".into()),
+            E::ProxyAway(_) => E::Timeout(Phase::Dns),
             E::Timeout(_) => E::Reset,
             E::Reset => E::MaybeSent,
             E::MaybeSent => E::NotSent,

@@ -12,10 +12,6 @@ use tokio::task::JoinSet;
 use super::receiver::Http2;
 use super::*;
 
-fn answer_200(mut respond: SendResponse<Bytes>) {
-type Answering =
-    h2::server::Connection<tokio_rustls::server::TlsStream<tokio::net::TcpStream>, Bytes>;
-
 pub(super) fn answer_200(mut respond: SendResponse<Bytes>) {
     let head = http::Response::builder().status(200).body(()).unwrap();
     let mut body = respond.send_response(head, false).unwrap();

@@ -259,19 +259,6 @@ impl Authority {
                 kinds.send(kind.unwrap()).await.unwrap();
                 stream.write_all(OK_AND_CLOSE).await.unwrap();
                 stream.shutdown().await.unwrap();
-    /// A receiver for `name` that speaks this protocol inside TLS, as `script` says.
-    pub(super) async fn receiver_of<F, S>(&self, name: &str, protocol: &str, script: S) -> Receiver
-    where
-        S: Fn(TlsStream<TcpStream>, usize) -> F + Clone + Send + 'static,
-        F: Future<Output = ()> + Send + 'static,
-    {
-        let mut config = self.served(name, |_| {}).config();
-        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
-        Receiver::start(move |connection, number| {
-            let (acceptor, script) = (acceptor.clone(), script.clone());
-                if let Ok(stream) = acceptor.accept(connection.0).await {
-                    script(stream, number).await;
-                }
             }
         })
         .await
@@ -314,13 +301,23 @@ impl Authority {
         S: Fn(TlsStream<TcpStream>, usize) -> F + Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        self.receiver_of("127.0.0.1", "h2", move |stream, number| {
-            let script = script.clone();
+        self.receiver_of("127.0.0.1", "h2", script).await
+    }
+
+    /// A receiver for `name` that speaks this protocol inside TLS, as `script` says.
+    pub(super) async fn receiver_of<F, S>(&self, name: &str, protocol: &str, script: S) -> Receiver
+    where
+        S: Fn(TlsStream<TcpStream>, usize) -> F + Clone + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let mut config = self.served(name, |_| {}).config();
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        Receiver::start(move |connection, number| {
+            let (acceptor, script) = (acceptor.clone(), script.clone());
             async move {
                 if let Ok(stream) = acceptor.accept(connection.0).await {
                     script(stream, number).await;
-                if let Ok(connection) = h2::server::handshake(stream).await {
-                    script(connection, number).await;
                 }
             }
         })
