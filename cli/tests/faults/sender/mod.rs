@@ -4,6 +4,7 @@
 mod authority;
 mod bodies;
 mod bytes;
+mod clock_change;
 #[path = "../../../../shared/tests/signatures/documents.rs"]
 mod documents;
 mod go_away;
