@@ -23,6 +23,19 @@ pub struct Watch {
 /// Any instant.
 pub const ALWAYS: Range<u64> = 0..u64::MAX;
 
+impl Watch {
+    /// What was sent to some endpoints in some time, whenever it arrives.
+    #[must_use]
+    pub fn of_sent(name: &str, endpoints: &Numbers, sent: Range<u64>) -> Self {
+        Self {
+            name: name.to_owned(),
+            endpoints: endpoints.clone(),
+            sent,
+            arrived: ALWAYS,
+        }
+    }
+}
+
 /// What was seen.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Seen {

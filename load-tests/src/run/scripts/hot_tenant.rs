@@ -41,12 +41,7 @@ pub(super) async fn play(stage: &mut Stage<'_>, backlog: usize, rate: f64) -> an
         sent: ALWAYS,
         arrived,
     };
-    let waits = Watch {
-        name: "other".to_owned(),
-        endpoints: of_other.clone().into(),
-        sent: both_ns..end_ns,
-        arrived: ALWAYS,
-    };
+    let waits = Watch::of_sent("other", &of_other.clone().into(), both_ns..end_ns);
     let (alone, both) = (alone_ns..both_ns, both_ns..end_ns);
     stage
         .watch(&[

@@ -2,6 +2,7 @@
 
 mod hot_tenant;
 mod ordered;
+mod phases;
 mod rate_limit;
 mod recovery;
 mod slow_endpoints;

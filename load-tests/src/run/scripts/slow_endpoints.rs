@@ -3,12 +3,11 @@
 //! The baseline is measured in the same run, before, at the same rate. Every tenant has some of the
 //! hanging endpoints, so neither turn of the scheduler helps.
 
-use std::ops::Range;
-
-use crate::generator::{Generator, Pace, Plan};
-use crate::receiver::watch::{ALWAYS, Watch};
+use super::phases::Phases;
+use crate::generator::Pace;
+use crate::receiver::watch::Watch;
 use crate::receiver::{Answers, Numbers};
-use crate::run::stage::{Stage, nanos, ratio, until};
+use crate::run::stage::{LONG, Stage, ratio, until};
 
 /// The figure of the issue.
 const MOST: f64 = 1.5;
@@ -21,38 +20,22 @@ pub(super) async fn play(
 ) -> anyhow::Result<()> {
     let all = stage.scenario.endpoints();
     let (bad, healthy) = spread(hanging, all);
-    let phase = stage.length();
-    let generator = Generator::new(Plan {
-        warmup: stage.warmup(),
-        ..stage.plan(
-            stage.world.in_turn(),
-            Pace::Open { per_second },
-            phase.saturating_mul(2),
-        )
-    });
-    let window = generator.window();
-    let hang_ns = window.start + nanos(phase);
+    let load = stage.plan(stage.world.in_turn(), Pace::Open { per_second }, LONG);
+    let phases = Phases::new(stage, load, 2);
+    let [baseline, hanging] = [0, 1].map(|number| phases.phase(number));
+    let hang_ns = hanging.start;
     stage
         .watch(&[
-            watch("baseline", &healthy, window.start..hang_ns),
-            watch("hanging", &healthy, hang_ns..window.end),
-            watch("first second", &healthy, hang_ns..hang_ns + SECOND),
+            Watch::of_sent("baseline", &healthy, baseline),
+            Watch::of_sent("hanging", &healthy, hanging),
+            Watch::of_sent("first second", &healthy, hang_ns..hang_ns + SECOND),
         ])
         .await?;
-    let running = async {
-        generator.run().await;
-        anyhow::Ok(())
-    };
-    let script = async {
-        until(window.start).await;
-        stage.begin(window.end).await?;
+    let script = async |stage: &mut Stage<'_>| {
         until(hang_ns).await;
-        stage.answer(bad.clone(), hang()).await?;
-        until(window.end).await;
-        stage.end().await
+        stage.answer(bad.clone(), hang()).await
     };
-    tokio::try_join!(running, script)?;
-    stage.took(&generator);
+    phases.play(stage, script).await?;
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     report(stage).await?;
     recover(stage, bad).await
@@ -87,15 +70,6 @@ pub(super) fn hang() -> Answers {
     Answers {
         hang: true,
         ..Answers::default()
-    }
-}
-
-pub(super) fn watch(name: &str, endpoints: &Numbers, sent: Range<u64>) -> Watch {
-    Watch {
-        name: name.to_owned(),
-        endpoints: endpoints.clone(),
-        sent,
-        arrived: ALWAYS,
     }
 }
 

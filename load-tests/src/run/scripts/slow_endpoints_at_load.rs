@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use super::slow_endpoints::{hang, recover, spread, watch};
+use super::phases::Phases;
+use super::slow_endpoints::{hang, recover, spread};
 use crate::generator::{Backlog, Generator, Pace, Plan};
 use crate::payload::now_ns;
 use crate::receiver::Numbers;
-use crate::run::stage::{Stage, nanos, per_second, ratio, until};
+use crate::receiver::watch::Watch;
+use crate::run::stage::{LONG, Stage, per_second, ratio, until};
 
 const SECOND: u64 = 1_000_000_000;
 /// The share of the capacity that is offered.
@@ -26,42 +28,31 @@ pub(super) async fn play(stage: &mut Stage<'_>, hanging: usize) -> anyhow::Resul
     // Those that hang first hang on in the second phase.
     let healthy: Numbers = healthy.iter().filter(|it| !some.contains(*it)).collect();
     let bad: Numbers = some.iter().chain(half.iter()).collect();
-    let phase = stage.length();
     let pace = Pace::Open {
         per_second: capacity * SHARE,
     };
-    let generator = Generator::new(Plan {
-        warmup: stage.warmup(),
+    let load = Plan {
         connections: 256,
-        ..stage.plan(stage.world.in_turn(), pace, phase.saturating_mul(3))
-    });
-    let window = generator.window();
-    let some_ns = window.start + nanos(phase);
-    let half_ns = some_ns + nanos(phase);
+        ..stage.plan(stage.world.in_turn(), pace, LONG)
+    };
+    let phases = Phases::new(stage, load, 3);
+    let [baseline, some_hang, half_hang] = [0, 1, 2].map(|number| phases.phase(number));
+    let (some_ns, half_ns) = (some_hang.start, half_hang.start);
     stage
         .watch(&[
-            watch("baseline", &healthy, window.start..some_ns),
-            watch("some", &healthy, some_ns..half_ns),
-            watch("first second", &healthy, some_ns..some_ns + SECOND),
-            watch("half", &healthy, half_ns..window.end),
+            Watch::of_sent("baseline", &healthy, baseline),
+            Watch::of_sent("some", &healthy, some_hang),
+            Watch::of_sent("first second", &healthy, some_ns..some_ns + SECOND),
+            Watch::of_sent("half", &healthy, half_hang),
         ])
         .await?;
-    let running = async {
-        generator.run().await;
-        anyhow::Ok(())
-    };
-    let script = async {
-        until(window.start).await;
-        stage.begin(window.end).await?;
+    let script = async |stage: &mut Stage<'_>| {
         until(some_ns).await;
         stage.answer(some.clone(), hang()).await?;
         until(half_ns).await;
-        stage.answer(half.clone(), hang()).await?;
-        until(window.end).await;
-        stage.end().await
+        stage.answer(half.clone(), hang()).await
     };
-    tokio::try_join!(running, script)?;
-    stage.took(&generator);
+    phases.play(stage, script).await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     report(stage).await?;
     recover(stage, bad).await
