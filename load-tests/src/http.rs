@@ -31,8 +31,11 @@ pub struct Request<'b> {
     pub webhook_signature: &'b [u8],
     pub delivery_id: &'b [u8],
     pub attempt: &'b [u8],
+    /// What has come of it so far.
     pub body: &'b [u8],
-    /// Bytes of the buffer that this request took.
+    /// Bytes of the body, those to come included.
+    pub body_length: usize,
+    /// Bytes of the buffer that this request takes once it is complete.
     pub length: usize,
 }
 
@@ -48,6 +51,12 @@ pub struct Response {
 
 /// The first request in `buffer`; `None` while it is incomplete.
 pub fn request(buffer: &[u8]) -> Result<Option<Request<'_>>, Malformed> {
+    Ok(head(buffer)?.filter(|request| request.length <= buffer.len()))
+}
+
+/// The first request in `buffer`, of whose body some may still be to come; `None` while its head is
+/// incomplete.
+pub fn head(buffer: &[u8]) -> Result<Option<Request<'_>>, Malformed> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut parsed = httparse::Request::new(&mut headers);
     let head = match parsed.parse(buffer) {
@@ -60,13 +69,12 @@ pub fn request(buffer: &[u8]) -> Result<Option<Request<'_>>, Malformed> {
         path: parsed.path.unwrap_or_default(),
         ..Request::default()
     };
-    let mut body_length = 0;
     for header in parsed.headers.iter() {
         let name = header.name.as_bytes();
         match name.len() {
             10 if name.eq_ignore_ascii_case(b"webhook-id") => request.webhook_id = header.value,
             14 if name.eq_ignore_ascii_case(b"content-length") => {
-                body_length = number(header.value)?;
+                request.body_length = number(header.value)?;
             }
             17 if name.eq_ignore_ascii_case(b"webhook-timestamp") => {
                 request.webhook_timestamp = header.value;
@@ -86,11 +94,10 @@ pub fn request(buffer: &[u8]) -> Result<Option<Request<'_>>, Malformed> {
             _ => {}
         }
     }
-    request.length = head + body_length;
-    match buffer.get(head..request.length) {
-        Some(body) => Ok(Some(Request { body, ..request })),
-        None => Ok(None),
-    }
+    request.length = head + request.body_length;
+    let come = request.length.min(buffer.len());
+    request.body = buffer.get(head..come).unwrap_or_default();
+    Ok(Some(request))
 }
 
 /// The first response in `buffer`; `None` while it is incomplete.
@@ -162,6 +169,17 @@ mod tests {
         for end in 0..POST.len() {
             assert!(request(&POST[..end]).unwrap().is_none(), "{end}");
         }
+    }
+
+    #[test]
+    fn a_head_says_how_long_its_request_will_be_before_the_body_is_there() {
+        let head_length = POST.len() - "body".len();
+
+        let begun = head(&POST[..head_length + 1]).unwrap().unwrap();
+
+        assert_eq!((begun.path, begun.body), ("/e/7", &b"b"[..]));
+        assert_eq!((begun.body_length, begun.length), (4, POST.len()));
+        assert!(head(&POST[..head_length - 1]).unwrap().is_none());
     }
 
     #[test]

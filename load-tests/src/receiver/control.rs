@@ -4,7 +4,7 @@
 //! a window · `watch` begins to watch, `seen` tells what was seen · `counts` tells the books · `taken`
 //! tells one number, cheaply · `events` tells the ids of all events, 16 bytes each · `order` tells
 //! what came out of order · `endpoints` and `arrivals` tell what a range of endpoints was asked, and
-//! when.
+//! when · `wire` tells how much was on the wire at once since it was last asked.
 
 use std::ops::Range;
 
@@ -58,6 +58,7 @@ fn reply(state: &State, path: &str, body: &[u8]) -> Result<Vec<u8>, Problem> {
         "order" => write(&lock(&state.books).order()),
         "endpoints" => write(&lock(&state.endpoints).counts(read(body)?)),
         "arrivals" => write(&lock(&state.endpoints).arrivals(read(body)?)),
+        "wire" => write(&state.wire.look()),
         "taken" => Ok(lock(&state.books).taken().to_string().into_bytes()),
         "events" => {
             let books = lock(&state.books);

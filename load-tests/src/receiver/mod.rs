@@ -11,6 +11,7 @@ mod endpoints;
 pub mod order;
 pub mod verify;
 pub mod watch;
+mod wire;
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,6 +29,8 @@ pub use self::endpoints::{Arrival, Change, EndpointCounts, Numbers, random_half}
 use self::endpoints::{Asked, Endpoints, Verdict};
 use self::verify::Keys;
 pub use self::verify::Verify;
+pub use self::wire::OnTheWire;
+use self::wire::{Carried, Wire};
 use crate::http::{self, Request};
 use crate::payload::Stamp;
 use crate::{ids, payload};
@@ -52,6 +55,7 @@ struct State {
     keys: Mutex<Keys>,
     endpoints: Mutex<Endpoints>,
     books: Mutex<Books>,
+    wire: Wire,
 }
 
 impl Receiver {
@@ -64,6 +68,7 @@ impl Receiver {
             keys: Mutex::default(),
             endpoints: Mutex::new(Endpoints::new(answers)),
             books: Mutex::default(),
+            wire: Wire::default(),
         });
         let (alive, stopped) = oneshot::channel();
         let ended = spawn_driver(accept(listener, Arc::clone(&state), stopped));
@@ -124,17 +129,28 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
     }
     let mut read = Vec::with_capacity(BUFFER);
     let mut write = Vec::with_capacity(BUFFER);
+    // The requests in the buffer whose heads were seen, in their order.
+    let mut carried: Vec<Carried<'_>> = Vec::new();
     loop {
         match stream.read_buf(&mut read).await {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
         let mut used = 0;
+        let mut answered = 0;
         let mut held = Vec::new();
         loop {
-            match http::request(read.get(used..).unwrap_or_default()) {
+            let rest = read.get(used..).unwrap_or_default();
+            match http::head(rest) {
                 Ok(Some(request)) => {
+                    if carried.len() == answered {
+                        carried.push(state.wire.carry(&request));
+                    }
+                    if rest.len() < request.length {
+                        break;
+                    }
                     used += request.length;
+                    answered += 1;
                     held.extend(answer(&state, &request, &mut write));
                 }
                 Ok(None) => break,
@@ -157,6 +173,7 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
             return;
         }
         write.clear();
+        carried.drain(..answered);
     }
 }
 

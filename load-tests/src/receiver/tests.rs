@@ -1,5 +1,6 @@
 use shared::ids::{DeliveryId, EventId, new_v7};
 use shared::runtime::clock::wall_time;
+use shared::testing::eventually;
 use uuid::Uuid;
 
 use super::books::Counts;
@@ -221,4 +222,39 @@ async fn a_receiver_that_hangs_up_takes_nothing_and_ends_the_connection() {
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     let counts = counts(&receiver).await;
     assert_eq!((counts.deliveries, counts.refused), (0, 1));
+}
+
+#[tokio::test]
+async fn a_body_is_on_the_wire_from_its_head_until_its_answer_or_the_end_of_its_connection() {
+    let receiver = Receiver::start(ANY, Answers::default(), Verify::None)
+        .await
+        .unwrap();
+    let wire = async || {
+        let question = request("GET", "/control/wire", None, b"");
+        let seen: OnTheWire = ask_json(receiver.addr, &question).await.unwrap();
+        seen
+    };
+    let sent = delivery(0, new_v7(wall_time()), new_v7(wall_time()), "");
+    let (begun, rest) = sent.split_at(sent.len() - 100);
+    let mut both = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(receiver.addr).await.unwrap();
+        stream.write_all(begun).await.unwrap();
+        both.push(stream);
+    }
+
+    let seen = eventually(Duration::from_secs(10), async || {
+        Some(wire().await).filter(|seen| seen.requests == 2)
+    });
+    assert_eq!(seen.await.bytes, 2 * 128);
+
+    both[0].write_all(rest).await.unwrap();
+    let mut answer = [0; 15];
+    both[0].read_exact(&mut answer).await.unwrap();
+    drop(both.pop());
+    let seen = eventually(Duration::from_secs(10), async || {
+        Some(wire().await).filter(|seen| seen.requests == 0)
+    });
+    assert_eq!(seen.await.bytes, 0);
+    assert_eq!(wire().await, OnTheWire::default());
 }
