@@ -127,7 +127,8 @@ async fn one(scenario: Scenario, arguments: &RunArguments) -> anyhow::Result<Out
         programs,
         own,
         logs: arguments.logs.clone(),
-        settings: arguments.set.clone(),
+        // What was asked for comes last, and so holds.
+        settings: [scenario.settings(), arguments.set.clone()].concat(),
         postgres: arguments.postgres.clone(),
         statements: arguments.statements,
         verify: scenario.verify,

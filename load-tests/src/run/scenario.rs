@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 use super::scripts::Script;
 use crate::receiver::{Answers, Verify};
 
+/// What the API takes at most, unless it is told otherwise.
+const LARGEST_PAYLOAD: usize = 256 << 10;
+
 /// What is measured. Everything runs on one machine.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Scenario {
@@ -54,6 +57,7 @@ pub(super) fn all() -> Vec<Scenario> {
         failures(),
         slow_endpoints(),
         slow_endpoints_200(),
+        large_payloads(),
         hot_tenant(),
         recovery(),
         rate_limit(),
@@ -153,6 +157,23 @@ fn slow_endpoints_200() -> Scenario {
             "slow-endpoints-200",
             "the same with 10 of 200 at 60 % of the capacity, then with half of them",
             Script::SlowEndpointsAtLoad { hanging: 10 },
+        )
+    }
+}
+
+fn large_payloads() -> Scenario {
+    Scenario {
+        payload_bytes: 1_024,
+        ..scripted(
+            "large-payloads",
+            "latency of 3 tenants before and while a fourth posts 5 % of all events, each 256 KiB",
+            Script::LargePayloads {
+                per_second: 400.0,
+                share: 0.05,
+                bytes: LARGEST_PAYLOAD,
+                delay_ms: 2_000,
+                permits: 64,
+            },
         )
     }
 }
@@ -272,6 +293,14 @@ impl Scenario {
         fields
     }
 
+    /// Settings of the programs, as `--set` takes them.
+    pub(super) fn settings(&self) -> Vec<String> {
+        match self.load {
+            Load::Scripted(script) => script.settings(),
+            Load::Closed { .. } | Load::Open { .. } => Vec::new(),
+        }
+    }
+
     /// Endpoints in all.
     pub(super) fn endpoints(&self) -> usize {
         self.tenants * self.endpoints_per_tenant
@@ -286,4 +315,17 @@ pub(super) fn names() -> String {
         .map(|scenario| scenario.name)
         .collect::<Vec<_>>()
         .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_payload_is_what_the_api_takes_by_default() {
+        let setting = shared::runtime::settings::find("POSTRIDER_MAX_PAYLOAD_BYTES");
+
+        let default = setting.map(|setting| setting.default_shown().parse());
+        assert_eq!(default, Some(Ok(LARGEST_PAYLOAD)));
+    }
 }

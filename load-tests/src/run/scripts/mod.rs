@@ -1,6 +1,7 @@
 //! Scenarios that do more than one thing after the other, each with what it has to show.
 
 mod hot_tenant;
+mod large_payloads;
 mod ordered;
 mod phases;
 mod rate_limit;
@@ -24,6 +25,17 @@ pub(super) enum Script {
     },
     SlowEndpointsAtLoad {
         hanging: usize,
+    },
+    LargePayloads {
+        /// Events of both sizes.
+        per_second: f64,
+        /// The share of them that is large.
+        share: f64,
+        bytes: usize,
+        /// How late the receivers of large ones answer in the last phase.
+        delay_ms: u64,
+        /// Of the worker: few enough for the wave to meet its bound.
+        permits: u32,
     },
     HotTenant {
         /// Events that wait when the worker starts.
@@ -63,6 +75,22 @@ pub(super) async fn play(script: Script, stage: &mut Stage<'_>) -> anyhow::Resul
         } => slow_endpoints::play(stage, hanging, per_second).await,
         Script::SlowEndpointsAtLoad { hanging } => {
             slow_endpoints_at_load::play(stage, hanging).await
+        }
+        Script::LargePayloads {
+            per_second,
+            share,
+            bytes,
+            delay_ms,
+            permits,
+        } => {
+            let wave = large_payloads::Wave {
+                per_second,
+                share,
+                bytes,
+                delay_ms,
+                permits,
+            };
+            large_payloads::play(stage, wave).await
         }
         Script::HotTenant {
             backlog,
@@ -117,6 +145,7 @@ impl Script {
             },
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
+            | Self::LargePayloads { .. }
             | Self::RateLimit { .. } => self,
         }
     }
@@ -124,7 +153,7 @@ impl Script {
     /// How many tenants with how many endpoints each it is about.
     pub(super) fn shape(self) -> (usize, usize) {
         match self {
-            Self::SlowEndpoints { .. } => (4, 5),
+            Self::SlowEndpoints { .. } | Self::LargePayloads { .. } => (4, 5),
             Self::SlowEndpointsAtLoad { .. } => (20, 10),
             Self::HotTenant { .. } => (2, 10),
             Self::Recovery { .. } => (1, 2),
@@ -134,12 +163,13 @@ impl Script {
         }
     }
 
-    /// Seconds of the window in a short run: some need a lease to end in it.
+    /// Seconds of the window in a short run: some need a lease to end in it, or late answers to come.
     pub(super) fn shortest_seconds(self) -> f64 {
         match self {
             Self::RateLimit { .. } => 36.0,
             Self::Ordered { .. } => 16.0,
             Self::Recovery { .. } => 8.0,
+            Self::LargePayloads { .. } => 12.0,
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
             | Self::HotTenant { .. }
@@ -153,10 +183,27 @@ impl Script {
             Self::Recovery { per_second, .. } => recovery::fields(endpoint, per_second),
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
+            | Self::LargePayloads { .. }
             | Self::HotTenant { .. }
             | Self::RateLimit { .. }
             | Self::Ordered { .. }
             | Self::Throttle { .. } => None,
+        }
+    }
+
+    /// Settings of the programs, as `--set` takes them.
+    pub(super) fn settings(self) -> Vec<String> {
+        match self {
+            Self::LargePayloads { permits, .. } => {
+                vec![format!("worker:POSTRIDER_MAX_IN_FLIGHT={permits}")]
+            }
+            Self::SlowEndpoints { .. }
+            | Self::SlowEndpointsAtLoad { .. }
+            | Self::HotTenant { .. }
+            | Self::Recovery { .. }
+            | Self::RateLimit { .. }
+            | Self::Ordered { .. }
+            | Self::Throttle { .. } => Vec::new(),
         }
     }
 }

@@ -133,10 +133,16 @@ impl System {
         Ok(sum)
     }
 
-    /// The most memory that a worker has used so far, in MB.
+    /// The most memory that a worker has used, in MB: in all its life, or since
+    /// [`forget_worker_peaks`](Self::forget_worker_peaks).
     pub(in crate::run) fn worker_peak_mb(&self) -> Option<f64> {
         let peaks = self.worker_ids().filter_map(peak_kb);
         peaks.max().map(|kilobytes| (kilobytes / 1_024) as f64)
+    }
+
+    /// From now on the most memory is that of what follows.
+    pub(in crate::run) fn forget_worker_peaks(&self) -> anyhow::Result<()> {
+        self.worker_ids().try_for_each(forget_peak)
     }
 }
 
@@ -161,6 +167,12 @@ fn peak_kb(id: u32) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.parse().ok()
 }
 
+fn forget_peak(id: u32) -> anyhow::Result<()> {
+    let path = format!("/proc/{id}/clear_refs");
+    // 5: the peak of the resident memory, and nothing else (proc(5)).
+    std::fs::write(&path, "5").with_context(|| format!("cannot write {path}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,7 +189,19 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_used_memory() {
-        assert!(peak_kb(std::process::id()).is_some_and(|peak| peak > 1_000));
+    fn the_most_memory_is_forgotten_when_asked() {
+        const BYTES: usize = 64 << 20;
+        let id = std::process::id();
+        drop(std::hint::black_box(vec![1_u8; BYTES]));
+        let before = peak_kb(id).unwrap();
+
+        forget_peak(id).unwrap();
+
+        let after = peak_kb(id).unwrap();
+        assert!(after > 1_000, "{after}");
+        assert!(
+            after + (32 << 10) < before,
+            "{before} kB before, {after} after"
+        );
     }
 }
