@@ -208,6 +208,7 @@ impl Sender {
         trace: &mut Trace,
     ) -> Result<(Connection, http::Response<Incoming>), SendError> {
         let mut message = Some(message);
+        let mut ended = SendError::NotSent;
         for _ in 0..MOST_TRIES {
             let waiting = if fresh {
                 None
@@ -224,15 +225,19 @@ impl Sender {
             let whole = connection.line().map(|_| uri(url.as_str())).transpose()?;
             match connection.send(&mut message, whole).await {
                 Ok(head) => return Ok((connection, head)),
-                // A new connection that ends at once was not closed for being idle: that is a failure.
+                // A new connection that ends at once was not closed for being idle: that is a failure. Over HTTP/2
+                // it may have been recycled already (GOAWAY): hyper does not tell, so the next ones will.
                 Err(Failure::NotTaken(error)) if !used => {
-                    return Err(explain::untaken(error.as_ref()));
+                    ended = explain::untaken(error.as_ref());
+                    if connection.line().is_none() || ended != SendError::Reset {
+                        return Err(ended);
+                    }
                 }
-                Err(Failure::NotTaken(_) | Failure::Refused) => {}
+                Err(Failure::NotTaken(_) | Failure::Refused) => ended = SendError::NotSent,
                 Err(Failure::Broken(error)) => return Err(explain::broken(&error, used)),
             }
         }
-        Err(SendError::NotSent)
+        Err(ended)
     }
 
     async fn waiting_and_ready(&self, origin: &Origin) -> Option<Connection> {

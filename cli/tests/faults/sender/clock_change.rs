@@ -37,8 +37,9 @@ async fn f35_when_clocks_change_days_and_waits_are_as_long_as_ever() {
     let arrival = world.receiver.at(&endpoint.path).pop().unwrap();
     let sent = arrival.request.header("x-delivery-timestamp").unwrap();
     let wait = due - utc(&sent);
-    let a_day = Duration::hours(24)..Duration::hours(24) + Duration::minutes(5);
-    assert!(a_day.contains(&wait), "{wait}");
+    // The one is this machine's clock, the other what the worker takes for the database's.
+    let off = (wait - Duration::hours(24)).abs();
+    assert!(off < Duration::minutes(5), "{wait}");
     let shown = world.ask("GET", "/v1/deliveries", &Value::Null).await;
     let next = shown["data"][0]["next_attempt_at"].as_str().unwrap();
     assert_eq!(utc(next), due);

@@ -38,7 +38,8 @@ async fn f01_a_receiver_that_closes_idle_connections_gets_every_event_and_costs_
     let accepted = poster.stop().await.all_accepted();
 
     delivered(&world, accepted.len()).await;
-    let maybe_sent = nothing_is_charged(&world, &endpoint, &closing.answered, accepted.len()).await;
+    let maybe_sent = nothing_is_charged(&world, &endpoint).await;
+    closing.each_once(accepted.len());
     eprintln!("{} events, {maybe_sent} maybe sent", accepted.len());
 }
 
@@ -57,7 +58,8 @@ async fn f01_a_receiver_that_closes_upon_each_reuse_gets_every_event_and_costs_n
         delivered(&world, number + 1).await;
     }
 
-    let maybe_sent = nothing_is_charged(&world, &endpoint, &closing.answered, REUSES + 1).await;
+    let maybe_sent = nothing_is_charged(&world, &endpoint).await;
+    closing.each_once(REUSES + 1);
 
     assert_eq!(usize::try_from(maybe_sent).unwrap(), REUSES);
 }
@@ -74,12 +76,7 @@ pub(super) async fn delivered(world: &World, count: usize) {
 
 /// Every attempt without an answer is told as *maybe sent* or *not sent*; none cost the endpoint anything. How
 /// many there were.
-pub(super) async fn nothing_is_charged(
-    world: &World,
-    endpoint: &Endpoint,
-    answered: &Mutex<HashMap<Vec<u8>, usize>>,
-    events: usize,
-) -> i64 {
+pub(super) async fn nothing_is_charged(world: &World, endpoint: &Endpoint) -> i64 {
     world.each_delivery_in_one_place().await;
     let told = "SELECT coalesce(array_agg(DISTINCT error), '{}'), count(*) FROM attempts WHERE status IS NULL";
     let row = world.sql().await.query_one(told, &[]).await.unwrap();
@@ -96,10 +93,6 @@ pub(super) async fn nothing_is_charged(
     let health = format!("/v1/endpoints/{}/health", endpoint.id);
     let health = world.ask("GET", &health, &Value::Null).await;
     assert_eq!(health["state"], "closed");
-    // What arrived and was not answered arrived again under the same id, and was answered once.
-    let answered = answered.lock().unwrap();
-    assert_eq!(answered.len(), events);
-    assert!(answered.values().all(|times| *times == 1));
     count
 }
 
@@ -121,6 +114,13 @@ struct Closing {
 }
 
 impl Closing {
+    /// What arrived and was not answered arrived again under the same id, and was answered once.
+    fn each_once(&self, events: usize) {
+        let answered = self.answered.lock().unwrap();
+        assert_eq!(answered.len(), events);
+        assert!(answered.values().all(|times| *times == 1));
+    }
+
     /// With a single attempt to spend: if one was charged for what is nobody's fault, its delivery would be
     /// dead.
     async fn endpoint(&self, world: &World) -> Endpoint {
