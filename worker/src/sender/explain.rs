@@ -87,7 +87,9 @@ fn has_spoken_first(error: &hyper::Error) -> bool {
     })
 }
 
-/// The receiver says that it has not acted on the request.
+/// The receiver says that it has not acted on the request. Of a GOAWAY that is all but certain: hyper gives
+/// the same error to a request that went out in the moment in which the GOAWAY came in, and that may be
+/// below the last stream that it names.
 pub(super) fn was_not_processed(error: &hyper::Error) -> bool {
     http2(error).is_some_and(|error| {
         let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
