@@ -89,6 +89,8 @@ pub(super) struct Endpoint {
     pub(super) more_ready: bool,
     fresh: Option<Fresh>,
     pub(super) lines: Lines,
+    /// Bytes of the payload that was loaded last.
+    last_payload: usize,
     /// The earliest retry that is known of.
     pub(super) next_due: Option<OffsetDateTime>,
     pub(super) load_out: bool,
@@ -148,6 +150,7 @@ impl Endpoint {
             more_ready: false,
             fresh: None,
             lines: Lines::default(),
+            last_payload: 0,
             next_due: None,
             load_out: false,
             config_asked: false,
@@ -326,19 +329,15 @@ impl Endpoint {
     }
 
     /// How many rows are worth having in memory ahead of their turn: the limit, less of large payloads,
-    /// so that a stuck endpoint does not fill the memory that all share (O1).
+    /// so that a stuck endpoint does not fill the memory that all share, and the rows of others do not come
+    /// behind its megabytes in one load (O1).
     fn ahead(&self) -> usize {
         if self.gate.as_ref().is_some_and(Gate::is_slow_paced) {
             return 1;
         }
-        let row = match self.lanes.iter().next() {
-            Some(front) => front,
-            None => return self.limit().min(MOST_AHEAD),
-        };
-        let payload = row.event.as_ref().map_or(0, |event| event.payload.len());
         self.limit()
             .min(MOST_AHEAD)
-            .min(MOST_BYTES_AHEAD / payload.max(1))
+            .min(MOST_BYTES_AHEAD / self.last_payload.max(1))
             .max(1)
     }
 
@@ -464,6 +463,7 @@ impl Endpoint {
             (false, true) => Lane::Fresh,
             (false, false) => Lane::Due,
         };
+        self.last_payload = row.event.as_ref().map_or(0, |event| event.payload.len());
         new.push((lane, row));
     }
 

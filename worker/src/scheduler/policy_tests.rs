@@ -529,6 +529,31 @@ fn endpoints_that_hang_leave_half_of_the_permits_to_those_that_answer() {
     assert_eq!((hanging, healthy), (8, vec![id(2), id(3)]));
 }
 
+/// O1, F36: also where none of them is in memory, so that others' rows do not come behind megabytes.
+#[test]
+fn of_large_payloads_few_are_loaded_at_a_time() {
+    let large = |second| LiveRow {
+        event: Some(Arc::new(EventData {
+            event_type: "report.ready".to_owned(),
+            payload: Bytes::from(vec![b' '; 2 * PERMIT_BYTES]),
+            deliver_before: None,
+        })),
+        ..row(id(second))
+    };
+    let many = || with(|settings| settings.max_in_flight = 64);
+    let mut bench = Bench::with_permits(64);
+    bench.hint();
+    let unknown = bench.asked();
+    bench.answer_as(&unknown, vec![large(1)], many());
+    bench.effects();
+    bench.ended(id(1), Outcome::Delivered, Duration::from_millis(5));
+
+    bench.hint();
+    let known = bench.asked();
+    assert!(unknown.ready_limit > 10, "{unknown:?}");
+    assert_eq!(known.ready_limit, 2, "{known:?}");
+}
+
 /// O1, F36: large payloads take more permits, of their own endpoint and of the worker.
 #[test]
 fn what_is_on_the_wire_is_bounded_in_bytes_and_large_events_leave_small_ones_their_share() {
