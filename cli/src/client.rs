@@ -21,6 +21,12 @@ pub(crate) struct ApiClient {
     tenant: Option<String>,
 }
 
+/// Without the `/v1` that `postrider dev` prints and people paste.
+fn base_of(url: &str) -> &str {
+    let url = url.trim_end_matches('/');
+    url.strip_suffix("/v1").unwrap_or(url)
+}
+
 /// What the API said.
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -82,7 +88,7 @@ impl ApiClient {
             .map_err(|error| Failure::Failed(format!("no HTTP client: {}", chain(&error))))?;
         Ok(Self {
             http,
-            base: base.trim_end_matches('/').to_owned(),
+            base: base_of(base).to_owned(),
             key: key.to_owned(),
             tenant,
         })

@@ -4,14 +4,17 @@ use serde::Serialize;
 use shared::runtime::budgets;
 use shared::runtime::program::Failure;
 use shared::runtime::settings::{ConfigErrors, Settings, missing};
+use shared::store::Database;
 
 use crate::output::{Output, table};
+use crate::store::store_failure;
 
 #[derive(Debug, Clone, Copy, clap::Subcommand)]
 pub(crate) enum Command {
     /// Check that `api` and `worker` could start with it, and add up the time budgets
     #[command(after_help = "\
-Nothing is contacted: this is about values. Exit code 2 when something must be changed.")]
+Nothing is contacted: this is about values, and files of this machine that they name. Exit code 2, or 1 for such a
+file, when something must be changed.")]
     Check,
     /// Print every setting, its value and where it comes from; secrets are hidden
     Show,
@@ -41,6 +44,15 @@ pub(crate) fn run(command: &Command, settings: &Settings, output: Output) -> Res
     }
 }
 
+/// As far as that can be known without a database.
+fn servers_could_start(settings: &Settings) -> Result<(), Failure> {
+    api::Config::from_settings(settings)?;
+    let worker = worker::Config::from_settings(settings)?;
+    Database::new(&worker.database_url.0).map_err(store_failure)?;
+    worker::sender::trusted(worker.ca_file.as_deref()).map_err(Failure::Failed)?;
+    Ok(())
+}
+
 /// Values and budgets were checked when the settings were loaded; here is what servers need besides.
 fn check(settings: &Settings, output: Output) -> Result<(), Failure> {
     let mut errors = ConfigErrors::default();
@@ -50,6 +62,7 @@ fn check(settings: &Settings, output: Output) -> Result<(), Failure> {
         }
     }
     errors.into_result()?;
+    servers_could_start(settings)?;
     let sums: Vec<Sum> = budgets::budgets(settings)
         .into_iter()
         .map(|budget| Sum {

@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::organization;
-use crate::output::{Output, note, table};
+use crate::output::{Output, table};
 use crate::store::{connect, store_failure};
 use crate::tenant;
 
@@ -25,8 +25,8 @@ const MOST_REASON: usize = 256;
 pub(crate) enum Command {
     /// Hold deliveries back; they wait, and cost no attempt. Again: change when it ends
     #[command(after_help = "\
-Events are accepted as before. What is on the wire ends; the rest is held back within two seconds, and goes
-when the pause ends. What grew older than its endpoint's max_age_seconds meanwhile becomes a dead letter.
+Needs DATABASE_URL, as all commands for operators do. Events are accepted as before. What is on the wire ends;
+the rest is held back within two seconds, and goes when the pause ends. What grew older than its endpoint's max_age_seconds meanwhile becomes a dead letter.
 
 Examples:
   postrider pause start --tenant tnt_… --reason 'payloads of 256 KiB by the million'
@@ -47,7 +47,11 @@ Examples:
         what: Rule,
     },
     /// List what is held back
-    List,
+    List {
+        /// Also what is over, for half a minute
+        #[arg(long)]
+        all: bool,
+    },
 }
 
 /// What is meant; with both, only what matches both
@@ -142,14 +146,19 @@ pub(crate) async fn run(
             let rule = resolve(&session, &what).await?;
             if !pauses::end(&*session, rule).await.map_err(store_failure)? {
                 return Err(Failure::Failed(
-                    "there is no such pause: `postrider pause list` shows all".to_owned(),
+                    "there is no such pause, or it is over: `postrider pause list --all` shows all"
+                        .to_owned(),
                 ));
             }
-            note("ended: what it held back goes on within seconds");
+            output.result(&serde_json::json!({ "ended": true }), |_| {
+                "ended: what no other pause means goes on within seconds, in lines (ordered) within half a minute"
+                    .to_owned()
+            });
         }
-        Command::List => {
+        Command::List { all } => {
             let listed = pauses::list(&*session).await.map_err(store_failure)?;
-            let rows: Vec<Shown> = listed.into_iter().map(Shown::from).collect();
+            let listed = listed.into_iter().filter(|pause| all || !pause.over);
+            let rows: Vec<Shown> = listed.map(Shown::from).collect();
             output.result(&rows, |rows| text(rows));
         }
     }

@@ -236,7 +236,11 @@ async fn deliveries_are_held_back_by_rule_and_the_rules_listed() {
         "{unknown:?}"
     );
     pause(&[&["end"], &both[..]].concat()).ended_with(0);
-    let listed = pause(&["list", "--output", "json"]).ended_with(0).json();
+    let listed = pause(&["list"]).ended_with(0);
+    assert_eq!(listed.stdout.lines().count(), 1, "{listed:?}");
+    let listed = pause(&["list", "--all", "--output", "json"])
+        .ended_with(0)
+        .json();
     assert_eq!(
         (&listed[0]["over"], &listed[1]["over"]),
         (&json!(true), &json!(false))

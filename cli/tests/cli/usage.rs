@@ -328,6 +328,22 @@ fn the_configuration_is_shown_without_secrets_and_checked_with_its_sums() {
     );
     assert!(checked.stdout.contains("16m 15s"), "{checked:?}");
 
+    // What a server would refuse when it starts.
+    for (name, value, problem, code) in [
+        ("POSTRIDER_PROXY_URL", "socks5://x", "http://", 2),
+        ("POSTRIDER_CA_FILE", "/nonexistent", "cannot be read", 1),
+        ("DATABASE_URL", "mysql://x", "expected postgres://", 2),
+    ] {
+        let mut command = postrider(&["config", "check"]);
+        command
+            .env("POSTRIDER_MASTER_KEY", KEY)
+            .env("DATABASE_URL", NOBODY)
+            .env(name, value);
+        let refused = run(&mut command).ended_with(code);
+        let named = refused.stderr.contains(name) && refused.stderr.contains(problem);
+        assert!(named, "{name}: {refused:?}");
+    }
+
     let tight = run(command.env("POSTRIDER_DRAIN_TIMEOUT", "19s")).ended_with(2);
     assert!(
         tight

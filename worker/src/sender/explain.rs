@@ -38,6 +38,11 @@ pub(super) fn shortage(error: &io::Error) -> Option<Shortage> {
 pub(super) fn handshake(error: &io::Error) -> SendError {
     let tls = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>());
     match tls {
+        Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
+            SendError::Tls(
+                "the receiver answered without TLS: is it plain http on that port?".into(),
+            )
+        }
         Some(tls) => match certificate_problem(tls) {
             Some(problem) => SendError::Certificate(problem),
             None => SendError::Tls(brief(tls)),

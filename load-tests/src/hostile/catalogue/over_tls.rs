@@ -72,12 +72,12 @@ pub(super) fn catalogue() -> Vec<Behaviour> {
         below(
             "tls-garbage",
             vec![ReadAny, say("garbage garbage garbage"), Hold],
-            "tls: TLS: received corrupt message of type InvalidContentType; transient; 1 connection",
+            "tls: TLS: the receiver answered without TLS: is it plain http on that port?; transient; 1 connection",
         ),
         below(
             "tls-plain-http",
             vec![ReadAny, say("HTTP/1.1 400 Bad Request\r\n\r\n"), Hold],
-            "tls: TLS: received corrupt message of type InvalidContentType; transient; 1 connection",
+            "tls: TLS: the receiver answered without TLS: is it plain http on that port?; transient; 1 connection",
         ),
         below(
             "tls-no-common-version",

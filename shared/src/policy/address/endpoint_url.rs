@@ -23,7 +23,7 @@ const MAX_LABEL_LENGTH: usize = 63;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// Not a URL.
-    #[error("is not a valid absolute URL: {0}")]
+    #[error("is not a valid absolute URL: {0} (it begins with http:// or https://)")]
     Malformed(url::ParseError),
     /// Blanks or control characters, which a URL parser would silently drop.
     #[error("must not contain blanks or control characters; percent-encode them")]

@@ -117,7 +117,9 @@ pub enum VerifyError {
     #[error("the timestamp is in the future: is this machine's clock right?")]
     TooNew,
     /// No signature fits any key.
-    #[error("no signature matches: another key, or the body was changed on its way")]
+    #[error(
+        "no signature matches: another key, a key for another form (whsec_… checks v1 and Stripe's form, whpk_… checks v1a), or the body was changed on its way"
+    )]
     NoMatch,
 }
 
