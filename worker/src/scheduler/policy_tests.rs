@@ -560,7 +560,7 @@ fn what_is_on_the_wire_is_bounded_in_bytes_and_large_events_leave_small_ones_the
     let large = |second| LiveRow {
         event: Some(Arc::new(EventData {
             event_type: "report.ready".to_owned(),
-            payload: Bytes::from(vec![b' '; 3 * PERMIT_BYTES]),
+            payload: Bytes::from(vec![b' '; 3 * PERMIT_BYTES + 1]),
             deliver_before: None,
         })),
         ..row(id(second))

@@ -50,7 +50,7 @@ impl InFlight {
             endpoint,
             probe,
             replay: Lane::is_replay(row.kind),
-            permits: 1 + size(row) / PERMIT_BYTES,
+            permits: size(row).div_ceil(PERMIT_BYTES).max(1),
             overdue: false,
         }
     }
