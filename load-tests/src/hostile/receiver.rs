@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shared::runtime::spawn_driver;
+use shared::runtime::{open_files, spawn_driver};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -21,6 +22,8 @@ use crate::commands::say;
 
 /// Connections of one receiver that nobody has taken up yet.
 const BACKLOG: u32 = 1_024;
+/// After a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Where the receivers are.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,6 +41,8 @@ pub(super) type Counts = BTreeMap<String, usize>;
 
 /// Serves the whole catalogue until stdin ends.
 pub(crate) async fn serve() -> anyhow::Result<bool> {
+    // Fifty of each behaviour, and what their sender keeps for a while.
+    let _most = open_files::raise();
     let authority = Authority::new()?;
     let mut ports = BTreeMap::new();
     let mut counters = BTreeMap::new();
@@ -102,9 +107,18 @@ async fn accept(
     acceptor: Option<TlsAcceptor>,
     count: Arc<AtomicUsize>,
 ) {
-    while let Ok((stream, _)) = listener.accept().await {
-        count.fetch_add(1, Ordering::SeqCst);
-        spawn_driver(play(stream, Arc::clone(&behaviour), acceptor.clone()));
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                count.fetch_add(1, Ordering::SeqCst);
+                spawn_driver(play(stream, Arc::clone(&behaviour), acceptor.clone()));
+            }
+            // A peer that has gone already, or no file for a moment: it is still there for the next.
+            Err(error) => {
+                eprintln!("a receiver could not accept: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
     }
 }
 

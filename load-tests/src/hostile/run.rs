@@ -15,11 +15,11 @@ use shared::domain::endpoint::EndpointSettings;
 use shared::policy::address::AddressRules;
 use shared::policy::classify::{BodyEnd, Response, SendError, SendResult, Verdict};
 use shared::runtime::clock::wall_time;
-use shared::runtime::spawn_driver;
+use shared::runtime::{open_files, spawn_driver};
 use tokio::time::Instant;
 use worker::sender::{OutboundRequest, Sender, SenderSettings};
 
-use super::catalogue::{Behaviour, LONGEST_BODY, Wire, catalogue, elsewhere};
+use super::catalogue::{BY_CHANCE, Behaviour, LONGEST_BODY, Wire, catalogue, elsewhere};
 use super::memory::Memory;
 use super::names::Names;
 use super::receiver::Places;
@@ -146,6 +146,7 @@ pub async fn run(arguments: &HostileArguments) -> anyhow::Result<Report> {
         Some(program) => program.clone(),
         None => std::env::current_exe()?,
     };
+    let _most = open_files::raise();
     let mut receivers = Receivers::start(program)?;
     let wanted = arguments.only.as_deref().unwrap_or_default();
     let jobs: Vec<Behaviour> = std::iter::once(elsewhere())
@@ -191,11 +192,15 @@ async fn each_alone(
     let counts = receivers.counts()?;
     let row = |(behaviour, (got, took)): (&Behaviour, (String, Duration))| {
         let count = counts.get(behaviour.name).copied().unwrap_or(0);
-        let plural = if count == 1 { "" } else { "s" };
+        let connections = match count {
+            1..=3 if behaviour.expected.ends_with(BY_CHANCE) => BY_CHANCE.to_owned(),
+            1 => "1 connection".to_owned(),
+            count => format!("{count} connections"),
+        };
         Row {
             name: behaviour.name,
             expected: behaviour.expected.clone(),
-            got: format!("{got}; {count} connection{plural}"),
+            got: format!("{got}; {connections}"),
             took,
         }
     };

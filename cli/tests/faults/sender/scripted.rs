@@ -111,8 +111,12 @@ async fn serve(stream: TcpStream, tls: Option<TlsAcceptor>, act: &Act, requests:
     match tls {
         None => play(stream, act, requests).await,
         Some(tls) => {
-            if let Ok(stream) = tls.accept(stream).await {
-                play(stream, act, requests).await;
+            match tls.accept(stream).into_fallible().await {
+                Ok(stream) => play(stream, act, requests).await,
+                // Whoever closes with something unread takes its own alert away.
+                Err((_refused, mut stream)) => {
+                    let _end = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+                }
             }
         }
     }

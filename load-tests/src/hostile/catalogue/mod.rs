@@ -150,6 +150,9 @@ const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 const FINE: &str = "200, 2 B, whole; delivered; 1 connection";
 const PROTOCOL: &str = "protocol: the response is not valid HTTP; transient; 1 connection";
+/// As many as a request may go over, where it is chance which of them took it.
+pub(super) const BY_CHANCE: &str = "1 to 3 connections";
+
 const RESET: &str = "reset: the connection was closed before the response; the request may have been received; transient; 1 connection";
 const SILENT: &str = "timeout: timed out waiting for the response; the request may have been received; transient; 1 connection";
 const MAYBE: &str = "200, 2 B, whole; delivered, then maybe_sent: a reused connection was closed \
