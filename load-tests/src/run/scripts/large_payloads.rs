@@ -219,7 +219,8 @@ fn report_usage(stage: &mut Stage<'_>, wave: Wave, usage: &Usage, waiting: u64) 
     let most = parts.iter().map(|(_, used)| mib(used)).fold(0.0, f64::max);
     let what = "MiB on the wire at once";
     stage.never_above(what, Some(most), carried_by(wave.permits));
-    let half = carried_by(wave.permits.div_ceil(2));
+    // The small ones of the others, a KiB each, are on the wire as well.
+    let half = carried_by(wave.permits.div_ceil(2)) + f64::from(wave.permits) / 1_024.0;
     let what = "the same, late ones in their half of the permits";
     stage.never_above(what, Some(mib(&usage.late)), half);
     // Else nobody was held back, and the bounds show nothing.
