@@ -28,7 +28,7 @@ use super::exchange::Connection;
 use super::explain;
 use super::origin::Origin;
 use super::proxy::Proxy;
-use super::resolver::{LookupFailed, Resolver};
+use super::resolver::Resolver;
 use super::tls;
 use super::trace::Trace;
 
@@ -117,20 +117,14 @@ impl Dialer {
             Host::Ipv6(address) => Arc::new([IpAddr::V6(*address)]),
             Host::Domain(name) => {
                 trace.enter(Phase::Dns);
-                self.resolver.addresses(name).await.map_err(unresolved)?
+                let found = self.resolver.addresses(name).await;
+                found.map_err(|failed| failed.explained(|text| SendError::Dns(text.into())))?
             }
         };
         let vetted = vet(&found, &self.rules).map_err(SendError::AddressDenied)?;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         Ok(in_turn(vetted.into_addresses(), turn))
     }
-}
-
-fn unresolved(failed: LookupFailed) -> SendError {
-    if let LookupFailed::NoSocket(short) = failed {
-        return SendError::NoSocket(short);
-    }
-    SendError::Dns(failed.to_string().into())
 }
 
 /// Both families by turns, so that one that leads nowhere costs one head start (RFC 8305, 4); each

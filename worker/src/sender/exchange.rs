@@ -5,32 +5,26 @@
 //! happened: it was never handed to this one, or its receiver says so (RFC 9113 8.7: a stream above
 //! the last one named by GOAWAY, or refused). All else is somebody's answer to "did it arrive?".
 
-use std::future::poll_fn;
 use std::net::IpAddr;
-use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::HOST;
 use http::{HeaderMap, Request, Response, Uri};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::client::conn::{http1, http2};
+use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use shared::policy::classify::SendError;
 use shared::runtime::spawn_driver;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::time::{Instant, timeout};
 
 use super::explain;
+use super::line::{IDLE_SHARED, Line, Place, shared};
 use super::paced::Paced;
-use super::pool::Shared;
 use super::resolver::LONGEST_TTL;
-use super::streams::{self, Streams};
 
 /// How long a connection is used. With the 30 s that a name's addresses are believed, a receiver that
 /// moved is followed within a minute, however busy its connections are.
@@ -52,12 +46,6 @@ const LONGEST_IDLE: Duration = Duration::from_secs(3_600);
 /// where the receiver answered before it had read all of it, and may be so for ever.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// How long an unused connection of HTTP/2 is kept: closing one is announced, and costs nothing.
-const IDLE_SHARED: Duration = Duration::from_secs(20);
-
-/// How long a connection of HTTP/2 has to say that it ends: its receiver need not read that.
-const FAREWELL: Duration = Duration::from_secs(1);
-
 // F12: an address that was believed to the last moment, and a connection that was made to it just then.
 const _: () = assert!(LONGEST_TTL.as_secs() + MAX_AGE.as_secs() <= 60);
 // F01: the shortest limit of common servers, with half a second for a request to get there.
@@ -66,18 +54,11 @@ const _: () = assert!(IDLE.as_millis() + 500 < 5_000);
 const _: () =
     assert!(IDLE.as_secs() < IDLE_SHARED.as_secs() && IDLE_SHARED.as_secs() < MAX_AGE.as_secs());
 
-/// The most requests on one connection of HTTP/2 at once, whatever the server allows.
-const MOST_STREAMS: usize = 100;
-
 /// The longest head of an answer that is read, in bytes.
-const MAX_HEAD: usize = 64 * 1_024;
+pub(super) const MAX_HEAD: usize = 64 * 1_024;
 const MAX_HEADERS: usize = 256;
 
-/// Room for what has not been read of one answer, and of all on a connection of HTTP/2.
-const STREAM_WINDOW: u32 = 64 * 1_024;
-const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
-
-type Body = Full<Bytes>;
+pub(super) type Body = Full<Bytes>;
 
 /// An open connection with one request's place on it. Dropped before its answer was read to the end,
 /// it is closed, or its stream is.
@@ -151,38 +132,7 @@ impl Connection {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let streams = Streams::new();
-        let tasks = Tasks::of(streams.clone());
-        let (requests, connection) = http2::Builder::new(tasks.clone())
-            .initial_max_send_streams(streams::AT_FIRST)
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
-            .handshake(TokioIo::new(Paced::new(stream)))
-            .await
-            .map_err(|error| explain::broken(&error, false))?;
-        let told = streams.clone();
-        let connection = async move {
-            let mut connection = pin!(connection);
-            poll_fn(|context| {
-                told.is_asked_for(context);
-                let ended = connection.as_mut().poll(context);
-                told.are(connection.current_max_send_streams());
-                ended
-            })
-            .await
-        };
-        let now = Instant::now();
-        let line = Arc::new(Line {
-            requests,
-            _owned: tasks.driving(connection),
-            streams,
-            old_at,
-            address,
-            places: AtomicUsize::new(0),
-            left_at: std::sync::Mutex::new(now),
-            retired: AtomicBool::new(false),
-        });
+        let line = Line::open(stream, address, old_at).await?;
         let place = Place::on(line);
         Ok(Self::new(Channel::Shared(place), address, old_at))
     }
@@ -252,7 +202,7 @@ impl Connection {
                 let settled = timeout(SETTLE, requests.ready()).await;
                 settled.is_ok_and(|ready| ready.is_ok())
             }
-            Channel::Shared(place) => !place.line.requests.is_closed(),
+            Channel::Shared(place) => place.line.is_open(),
         }
     }
 }
@@ -278,37 +228,6 @@ async fn single(
     })
 }
 
-async fn shared(
-    place: &mut Place,
-    request: &Option<Request<Bytes>>,
-    whole_uri: Option<Uri>,
-) -> Result<Response<Incoming>, Failure> {
-    let (Some(original), Some(whole_uri)) = (request, whole_uri) else {
-        return Err(Failure::NotTaken(None));
-    };
-    // HTTP/2 has no `Host`: it goes into the URI (RFC 9113 8.3.1).
-    let (body, unsent) = watched(original.body().clone());
-    place.unsent = unsent;
-    let mut whole = original.clone().map(|_same| body);
-    whole.headers_mut().remove(HOST);
-    *whole.uri_mut() = whole_uri;
-    let line = &place.line;
-    let unanswered = Unanswered(line);
-    let sent = line.requests.clone().try_send_request(whole).await;
-    if sent.is_ok() {
-        std::mem::forget(unanswered);
-    }
-    sent.map_err(|mut error| {
-        if error.take_message().is_some() {
-            Failure::NotTaken(Some(error.into_error()))
-        } else if explain::was_not_processed(error.error()) || explain::was_waiting(error.error()) {
-            Failure::Refused
-        } else {
-            Failure::Broken(error.into_error())
-        }
-    })
-}
-
 /// How long the server says it keeps an unused connection (`Keep-Alive: timeout=5, max=100`).
 fn idle_limit(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("keep-alive")?.to_str().ok()?;
@@ -319,98 +238,8 @@ fn idle_limit(headers: &HeaderMap) -> Option<Duration> {
     Some(allowed.saturating_sub(IDLE_MARGIN).min(LONGEST_IDLE))
 }
 
-/// A connection of HTTP/2.
-pub(super) struct Line {
-    requests: http2::SendRequest<Body>,
-    /// Ends it with the last who uses it.
-    _owned: DropGuard,
-    streams: Streams,
-    /// From here on it is not used again.
-    old_at: Instant,
-    address: IpAddr,
-    places: AtomicUsize,
-    left_at: std::sync::Mutex<Instant>,
-    retired: AtomicBool,
-}
-
-impl Line {
-    fn is_young(&self, now: Instant) -> bool {
-        now < self.old_at && !self.retired.load(Ordering::Relaxed) && !self.requests.is_closed()
-    }
-
-    fn left_at(&self) -> Instant {
-        *self
-            .left_at
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-}
-
-impl Shared for Arc<Line> {
-    fn has_room(&self, now: Instant) -> bool {
-        let most = self.streams.most().min(MOST_STREAMS);
-        self.is_young(now) && self.places.load(Ordering::Relaxed) < most
-    }
-
-    fn is_over(&self, now: Instant) -> bool {
-        !self.is_young(now) || now >= self.last_use(now) + IDLE_SHARED
-    }
-
-    fn last_use(&self, now: Instant) -> Instant {
-        if self.places.load(Ordering::Relaxed) > 0 {
-            now
-        } else {
-            self.left_at()
-        }
-    }
-}
-
-/// A request under way. If nobody answers it, nobody new is to come onto its connection, which may
-/// lead nowhere; one that is not shared is closed anyway.
-struct Unanswered<'a>(&'a Line);
-
-impl Drop for Unanswered<'_> {
-    fn drop(&mut self) {
-        self.0.retired.store(true, Ordering::Relaxed);
-    }
-}
-
-/// One request's place on a connection of HTTP/2.
-struct Place {
-    line: Arc<Line>,
-    /// There as long as not all of the request's body was sent.
-    unsent: Weak<()>,
-}
-
-impl Place {
-    fn on(line: Arc<Line>) -> Self {
-        line.places.fetch_add(1, Ordering::Relaxed);
-        Self {
-            line,
-            unsent: Weak::new(),
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        // Answered before its receiver took all of it: what is left stays with the connection, which
-        // nobody else is to come onto, or it would hold such leftovers for as long as it is used.
-        if self.unsent.strong_count() > 0 {
-            self.line.retired.store(true, Ordering::Relaxed);
-        }
-        let mut left_at = self
-            .line
-            .left_at
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        *left_at = Instant::now();
-        self.line.places.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// A body, and what is there as long as any of it is.
-fn watched(body: Bytes) -> (Body, Weak<()>) {
+pub(super) fn watched(body: Bytes) -> (Body, Weak<()>) {
     struct Watched(Bytes, #[expect(dead_code, reason = "is there")] Arc<()>);
     impl AsRef<[u8]> for Watched {
         fn as_ref(&self) -> &[u8] {
@@ -420,58 +249,6 @@ fn watched(body: Bytes) -> (Body, Weak<()>) {
     let there = Arc::new(());
     let unsent = Arc::downgrade(&there);
     (Full::new(Bytes::from_owner(Watched(body, there))), unsent)
-}
-
-/// The tasks of one connection of HTTP/2: itself, and those that hyper starts for each request.
-///
-/// # Why
-/// hyper ends them when all is sent and said. A receiver that takes no more bytes would keep them, the
-/// socket and the rest of a body for ever.
-#[derive(Clone)]
-struct Tasks {
-    all: CancellationToken,
-    streams: Streams,
-}
-
-impl Tasks {
-    fn of(streams: Streams) -> Self {
-        Self {
-            all: CancellationToken::new(),
-            streams,
-        }
-    }
-
-    /// Drives the connection as long as what is handed back is there, and ends all tasks soon after.
-    fn driving<E>(
-        self,
-        connection: impl Future<Output = Result<(), E>> + Send + 'static,
-    ) -> DropGuard
-    where
-        E: Send + 'static,
-    {
-        let owned = CancellationToken::new();
-        let left = owned.clone();
-        spawn_driver(async move {
-            let _ended = left.run_until_cancelled(connection).await;
-            // It takes no more requests, and those that it took may still be answered.
-            left.cancelled().await;
-            sleep(FAREWELL).await;
-            self.all.cancel();
-        });
-        owned.drop_guard()
-    }
-}
-
-impl<F> hyper::rt::Executor<F> for Tasks
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    fn execute(&self, task: F) {
-        let Self { all, streams } = self.clone();
-        spawn_driver(async move {
-            let _ended = all.run_until_cancelled(streams.watching(task)).await;
-        });
-    }
 }
 
 /// The task that reads and writes a connection of HTTP/1; it ends with whoever uses it.
@@ -539,30 +316,6 @@ mod tests {
             let late = start + life + seconds(9);
             assert_eq!(connection.good_until(late), start + life, "old is old");
         }
-    }
-
-    #[tokio::test]
-    async fn f12_a_shared_connection_is_good_while_it_is_neither_unused_for_too_long_nor_old() {
-        let (ours, _theirs) = tokio::io::duplex(4_096);
-        let start = Instant::now();
-        let made = Connection::http2(ours, [127, 0, 0, 1].into(), start + MAX_AGE).await;
-        let Ok(first) = made else {
-            panic!("no connection");
-        };
-        let line = Arc::clone(first.line().unwrap());
-        let (unused, old) = (start + IDLE_SHARED, start + MAX_AGE);
-        let just_before = |at: Instant| at.checked_sub(Duration::from_millis(1)).unwrap();
-
-        assert!(!line.has_room(start), "until it is known how many it takes");
-        assert!(!line.is_over(just_before(old)), "it is in use");
-        assert!(line.is_over(old));
-        assert_eq!(line.last_use(old), old);
-        drop(first);
-        let left = line.left_at();
-        assert!(line.has_room(just_before(old)) && !line.has_room(old));
-        assert!(!line.is_over(just_before(unused)));
-        assert!(line.is_over(left + IDLE_SHARED));
-        assert_eq!(line.last_use(old), left);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! One HTTP request to an endpoint: vetted address, one deadline, capped answer.
 //!
 //! The path of one: [`Sender::send`] → a connection that waits (`pool`) or a new one (`connect`: look-up
-//! in `resolver`, address policy, TCP or `proxy`, `tls`) → `exchange` → `response`, or `explain` if there
-//! is none. Not here: what to send to whom (`deliver`) and what the result means (`classify`).
+//! in `resolver`, address policy, TCP or `proxy`, `tls`) → `exchange`, over HTTP/2 `line` → `response`, or
+//! `explain` if there is none. Not here: what to send to whom (`deliver`) and what the result means (`classify`).
 //!
 //! # Invariants
 //! - S1 bytes go only to vetted addresses, literals and names alike (`connect`).
@@ -19,6 +19,7 @@ mod connect;
 mod exchange;
 mod explain;
 mod headers;
+mod line;
 mod origin;
 mod paced;
 mod pool;
@@ -51,8 +52,9 @@ use url::Url;
 use self::connect::Dialer;
 pub use self::connect::MOST_AT_ONCE;
 pub use self::exchange::MAX_AGE;
-use self::exchange::{Connection, Failure, Line};
+use self::exchange::{Connection, Failure};
 pub use self::headers::{Stamp, headers_for, own_headers};
+use self::line::Line;
 use self::origin::Origin;
 use self::pool::{Limits, Shelves};
 pub use self::proxy::Proxy;

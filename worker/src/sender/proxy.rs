@@ -124,10 +124,9 @@ impl Proxy {
 }
 
 fn unresolved(failed: LookupFailed) -> SendError {
-    if let LookupFailed::NoSocket(short) = failed {
-        return SendError::NoSocket(short);
-    }
-    SendError::ProxyAway(format!("its name could not be resolved: {failed}").into())
+    failed.explained(|text| {
+        SendError::ProxyAway(format!("its name could not be resolved: {text}").into())
+    })
 }
 
 fn no_way_to_it(failed: SendError) -> SendError {

@@ -1,6 +1,6 @@
 //! Why a name has no addresses. Texts hold no name: they are stored and shown.
 
-use shared::policy::classify::Shortage;
+use shared::policy::classify::{SendError, Shortage};
 
 /// Why a look-up gave no address. Told from other errors by its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
@@ -39,6 +39,17 @@ pub(in crate::sender) enum LookupFailed {
 }
 
 impl LookupFailed {
+    /// What it means for a request: `otherwise` says so of its text, unless nobody was asked.
+    pub(in crate::sender) fn explained(
+        self,
+        otherwise: impl FnOnce(String) -> SendError,
+    ) -> SendError {
+        if let Self::NoSocket(short) = self {
+            return SendError::NoSocket(short);
+        }
+        otherwise(self.to_string())
+    }
+
     /// Whether this is what DNS says about the name. All else says nothing about it, and leaves
     /// the last good answer as true as it was.
     #[must_use]
