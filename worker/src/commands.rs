@@ -75,10 +75,13 @@ impl Commands {
         // Also without a slot: when one comes, what is held back in it has to be known.
         let pauses = within(BUDGET, pauses::read(session)).await?;
         if looking.told.as_ref() != Some(&pauses) {
-            tracing::info!(
-                pauses = pauses.0.len(),
-                "what operators hold back has changed: `postrider pause list` shows it"
-            );
+            // What was held back before this task began is no change.
+            if looking.told.is_some() {
+                tracing::info!(
+                    pauses = pauses.0.len(),
+                    "what operators hold back has changed: `postrider pause list` shows it"
+                );
+            }
             self.tell(Input::Pauses(pauses.clone())).await?;
             looking.told = Some(pauses);
         }

@@ -20,15 +20,11 @@ use tokio_postgres::{Client, GenericClient};
 use uuid::Uuid;
 
 use super::StoreError;
-use super::queue::{Statements, Waiting, scan};
 use crate::domain::pause::{Pause, Pauses};
 use crate::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey};
 
 /// So many pauses at most: every worker looks at all of them for each row it loads.
 pub const MOST: i64 = 100;
-
-/// What is taken from a slot's number to hide a row from its owner: as many as there are slots.
-const PARKED: i16 = 256;
 
 /// Rows of each table in one statement of [`unpark`].
 const BATCH: i64 = 1_000;
@@ -72,6 +68,23 @@ c AS (UPDATE ready_ordered SET due_at = $7 WHERE ctid = ANY (ARRAY(
     SELECT ctid AS c FROM ready_ordered r WHERE r.tenant_id = $5 AND r.id = w.id AND r.slot = ok.slot AND r.endpoint_id = $4 OFFSET 0) r)))
 SELECT count(*) FROM ok";
 
+/// Loose index scans of `ready_pkey` and `retry_pkey` below slot 0: one probe for each endpoint that has parked
+/// rows, and two where there are none. No lock.
+const PARKED: &str = "
+WITH RECURSIVE a AS (
+  (SELECT r.slot, r.endpoint_id, r.tenant_id FROM ready r WHERE r.slot < 0 ORDER BY r.slot, r.endpoint_id, r.id LIMIT 1)
+  UNION ALL
+  SELECT f.slot, f.endpoint_id, f.tenant_id FROM a CROSS JOIN LATERAL (
+    SELECT r.slot, r.endpoint_id, r.tenant_id FROM ready r WHERE r.slot < 0 AND (r.slot, r.endpoint_id) > (a.slot, a.endpoint_id)
+    ORDER BY r.slot, r.endpoint_id, r.id LIMIT 1) f),
+b AS (
+  (SELECT r.slot, r.endpoint_id, r.tenant_id FROM retry r WHERE r.slot < 0 ORDER BY r.slot, r.endpoint_id, r.due_at, r.id LIMIT 1)
+  UNION ALL
+  SELECT f.slot, f.endpoint_id, f.tenant_id FROM b CROSS JOIN LATERAL (
+    SELECT r.slot, r.endpoint_id, r.tenant_id FROM retry r WHERE r.slot < 0 AND (r.slot, r.endpoint_id) > (b.slot, b.endpoint_id)
+    ORDER BY r.slot, r.endpoint_id, r.due_at, r.id LIMIT 1) f)
+SELECT slot, endpoint_id, tenant_id FROM a UNION SELECT slot, endpoint_id, tenant_id FROM b ORDER BY slot, endpoint_id";
+
 /// By `ready_pkey` and `retry_pkey`.
 const UNPARK: &str = "
 WITH a AS (UPDATE ready SET slot = slot + 256 WHERE ctid = ANY (ARRAY(
@@ -93,6 +106,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("pauses.end", END),
     ("pauses.forget", FORGET),
     ("pauses.park", PARK),
+    ("pauses.parked", PARKED),
     ("pauses.unpark", UNPARK),
     ("pauses.not_enabled", NOT_ENABLED),
 ];
@@ -121,6 +135,17 @@ pub struct Shown {
     pub created_at: OffsetDateTime,
     /// It is over; what was parked is being given back.
     pub over: bool,
+}
+
+/// An endpoint with rows that are put aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parked {
+    /// Its slot, less 256: as many as there are slots.
+    pub slot: Slot,
+    /// The endpoint.
+    pub endpoint: EndpointKey,
+    /// Whose it is.
+    pub tenant: TenantKey,
 }
 
 /// All pauses, also those that are over and not yet forgotten.
@@ -227,13 +252,19 @@ pub async fn park(
     Ok(())
 }
 
-/// Which endpoints have parked rows; `slot` is the negative one.
+/// Which endpoints have parked rows.
 ///
 /// # Errors
 /// As any statement.
-pub async fn parked(client: &Client, sql: &Statements) -> Result<Vec<Waiting>, StoreError> {
-    let slots: Vec<Slot> = (-PARKED..0).map(Slot).collect();
-    scan(client, sql, &slots).await
+pub async fn parked(client: &Client) -> Result<Vec<Parked>, StoreError> {
+    let read = |row: &tokio_postgres::Row| {
+        Ok(Parked {
+            slot: Slot(row.try_get(0)?),
+            endpoint: EndpointKey(row.try_get(1)?),
+            tenant: TenantKey(row.try_get(2)?),
+        })
+    };
+    client.query(PARKED, &[]).await?.iter().map(read).collect()
 }
 
 /// Those of these endpoints that take no deliveries.
@@ -256,7 +287,7 @@ pub async fn not_enabled(
 ///
 /// # Errors
 /// As any statement.
-pub async fn unpark(client: &Client, parked: &Waiting) -> Result<u64, StoreError> {
+pub async fn unpark(client: &Client, parked: &Parked) -> Result<u64, StoreError> {
     let params: [&(dyn ToSql + Sync); 3] = [&parked.slot.0, &parked.endpoint.0, &BATCH];
     let row = client.query_one(UNPARK, &params).await?;
     Ok(u64::try_from(row.try_get::<_, i64>(0)?).unwrap_or(0))

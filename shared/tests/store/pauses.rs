@@ -5,7 +5,7 @@ use std::time::Duration;
 use shared::domain::delivery::CloseReason;
 use shared::domain::pause::Pause;
 use shared::ids::{EndpointKey, Slot};
-use shared::store::pauses::{self, What};
+use shared::store::pauses::{self, Parked, What};
 use shared::store::queue::{self, Statements, Waiting};
 use shared::store::{StoreError, backlog, deliveries};
 use time::OffsetDateTime;
@@ -33,9 +33,8 @@ async fn found(owner: &Owner) -> Vec<Waiting> {
     queue::scan(&owner.session, &sql, &[SLOT]).await.unwrap()
 }
 
-async fn parked(owner: &Owner) -> Vec<Waiting> {
-    let sql = Statements::prepare(&owner.session).await.unwrap();
-    pauses::parked(&owner.session, &sql).await.unwrap()
+async fn parked(owner: &Owner) -> Vec<Parked> {
+    pauses::parked(&owner.session).await.unwrap()
 }
 
 async fn one_of(owner: &Owner, table: &str, id: Uuid) -> (i16, Option<OffsetDateTime>) {

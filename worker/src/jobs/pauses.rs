@@ -11,7 +11,7 @@ use shared::domain::pause::{Pause, Pauses};
 use shared::ids::{EndpointKey, TenantKey};
 use shared::store::leases::Lease;
 use shared::store::partitions::database_time;
-use shared::store::queue::{Statements, Waiting};
+use shared::store::pauses::Parked;
 use shared::store::{Role, Session, StoreError, pauses};
 use time::OffsetDateTime;
 
@@ -38,10 +38,9 @@ impl Job for Resume {
         session: &mut Session,
         _lease: &Lease,
     ) -> Result<Duration, StoreError> {
-        let sql = Statements::prepare(session).await?;
         let pauses = pauses::read(session).await?;
         let now = database_time(session).await?;
-        let parked = pauses::parked(session, &sql).await?;
+        let parked = pauses::parked(session).await?;
         let given_back = give_back(session, &pauses, parked, now).await?;
         if given_back > 0 {
             tracing::info!(deliveries = given_back, "what was held back goes on");
@@ -63,7 +62,7 @@ impl Job for Resume {
 async fn give_back(
     session: &Session,
     pauses: &Pauses,
-    parked: Vec<Waiting>,
+    parked: Vec<Parked>,
     now: OffsetDateTime,
 ) -> Result<u64, StoreError> {
     if parked.is_empty() {
