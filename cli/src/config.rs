@@ -3,7 +3,7 @@
 use serde::Serialize;
 use shared::runtime::budgets;
 use shared::runtime::program::Failure;
-use shared::runtime::settings::{ConfigErrors, Settings, missing};
+use shared::runtime::settings::Settings;
 use shared::store::Database;
 
 use crate::output::{Output, table};
@@ -55,13 +55,6 @@ fn servers_could_start(settings: &Settings) -> Result<(), Failure> {
 
 /// Values and budgets were checked when the settings were loaded; here is what servers need besides.
 fn check(settings: &Settings, output: Output) -> Result<(), Failure> {
-    let mut errors = ConfigErrors::default();
-    for name in ["DATABASE_URL", "POSTRIDER_MASTER_KEY"] {
-        if settings.get(name).is_none() {
-            errors.0.extend(missing(name).0);
-        }
-    }
-    errors.into_result()?;
     servers_could_start(settings)?;
     let sums: Vec<Sum> = budgets::budgets(settings)
         .into_iter()

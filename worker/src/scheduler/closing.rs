@@ -5,7 +5,6 @@ use shared::domain::endpoint::EndpointState;
 use shared::ids::EndpointKey;
 
 use super::{Chore, Close, Effect, Now, Scheduler};
-use crate::job::Ownership;
 
 impl Scheduler {
     pub(super) fn close_unless_enabled(&mut self, key: EndpointKey, now: Now) {
@@ -21,21 +20,13 @@ impl Scheduler {
             Some(EndpointState::Enabled) | None => return,
         };
         self.unload(key, now);
-        let (Some(incarnation), Some(endpoint)) = (self.incarnation, self.endpoints.get_mut(&key))
-        else {
-            return;
-        };
-        let slot = endpoint.slot;
-        let Some(epoch) = self.slots.working(slot) else {
+        let owner = self.owner_of(key);
+        let (Some(owner), Some(endpoint)) = (owner, self.endpoints.get_mut(&key)) else {
             return;
         };
         endpoint.closing = true;
         self.effects.push(Effect::Chore(Chore::Close(Close {
-            owner: Ownership {
-                incarnation,
-                slot,
-                epoch,
-            },
+            owner,
             endpoint: key,
             reason,
             except: endpoint.known.iter().copied().collect(),

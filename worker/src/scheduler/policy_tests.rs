@@ -529,17 +529,21 @@ fn endpoints_that_hang_leave_half_of_the_permits_to_those_that_answer() {
     assert_eq!((hanging, healthy), (8, vec![id(2), id(3)]));
 }
 
-/// O1, F36: also where none of them is in memory, so that others' rows do not come behind megabytes.
-#[test]
-fn of_large_payloads_few_are_loaded_at_a_time() {
-    let large = |second| LiveRow {
+fn with_payload(bytes: usize, second: u64) -> LiveRow {
+    LiveRow {
         event: Some(Arc::new(EventData {
             event_type: "report.ready".to_owned(),
-            payload: Bytes::from(vec![b' '; 2 * PERMIT_BYTES]),
+            payload: Bytes::from(vec![b' '; bytes]),
             deliver_before: None,
         })),
         ..row(id(second))
-    };
+    }
+}
+
+/// O1, F36: also where none of them is in memory, so that others' rows do not come behind megabytes.
+#[test]
+fn of_large_payloads_few_are_loaded_at_a_time() {
+    let large = |second| with_payload(2 * PERMIT_BYTES, second);
     let many = || with(|settings| settings.max_in_flight = 64);
     let mut bench = Bench::with_permits(64);
     bench.hint();
@@ -557,14 +561,7 @@ fn of_large_payloads_few_are_loaded_at_a_time() {
 /// O1, F36: large payloads take more permits, of their own endpoint and of the worker.
 #[test]
 fn what_is_on_the_wire_is_bounded_in_bytes_and_large_events_leave_small_ones_their_share() {
-    let large = |second| LiveRow {
-        event: Some(Arc::new(EventData {
-            event_type: "report.ready".to_owned(),
-            payload: Bytes::from(vec![b' '; 3 * PERMIT_BYTES + 1]),
-            deliver_before: None,
-        })),
-        ..row(id(second))
-    };
+    let large = |second| with_payload(3 * PERMIT_BYTES + 1, second);
     let many = || with(|settings| settings.max_in_flight = 64);
     let mut bench = Bench::with_permits(64);
     bench.hint();
