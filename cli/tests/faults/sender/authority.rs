@@ -7,8 +7,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{RootCertStore, ServerConfig};
+use tempfile::NamedTempFile;
 use tokio_rustls::TlsAcceptor;
 use uuid::Uuid;
+
+use crate::world::Setting;
 
 /// See the module.
 pub(crate) struct Authority {
@@ -48,6 +51,14 @@ impl Authority {
     /// For `POSTRIDER_CA_FILE`.
     pub(crate) fn pem(&self) -> String {
         self.certificate.pem()
+    }
+
+    /// The file that makes a worker trust it, and the setting that names the file.
+    pub(crate) fn trusted(&self) -> (NamedTempFile, Setting) {
+        let file = NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), self.pem()).unwrap();
+        let path = file.path().to_str().unwrap().to_owned();
+        (file, ("POSTRIDER_CA_FILE", path))
     }
 
     /// A certificate for this name and its key, in PEM.

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use serde_json::json;
 use shared::runtime::spawn_driver;
 use shared::testing::{TestDatabase, eventually};
-use tempfile::NamedTempFile;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -30,10 +29,8 @@ async fn f02_a_receiver_that_recycles_its_connections_gets_every_event_and_costs
     let database = TestDatabase::new().await;
     let world = World::start(database.url(), database.database()).await;
     let authority = Authority::new();
-    let trusted = NamedTempFile::new().unwrap();
-    std::fs::write(trusted.path(), authority.pem()).unwrap();
-    let trusted = trusted.path().to_str().unwrap().to_owned();
-    let _worker = world.worker_with(&[("POSTRIDER_CA_FILE", trusted)]).await;
+    let (_file, trusted) = authority.trusted();
+    let _worker = world.worker_with(&[trusted]).await;
     let receiver = Recycling::start(authority.server_of_http2("127.0.0.1")).await;
     // If one attempt was charged for what is nobody's fault, its delivery would be dead.
     let settings = json!({ "url": receiver.url, "max_attempts": 1, "breaker": { "failures": 1 } });

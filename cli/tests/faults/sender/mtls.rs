@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 use shared::testing::TestDatabase;
-use tempfile::NamedTempFile;
 
 use super::authority::Authority;
 use super::scripted::{Act, Scripted};
@@ -13,10 +12,8 @@ async fn a_receiver_that_asks_for_a_client_certificate_gets_that_of_the_endpoint
     let database = TestDatabase::new().await;
     let world = World::start(database.url(), database.database()).await;
     let authority = Authority::new();
-    let trusted = NamedTempFile::new().unwrap();
-    std::fs::write(trusted.path(), authority.pem()).unwrap();
-    let trusted = trusted.path().to_str().unwrap().to_owned();
-    let _worker = world.worker_with(&[("POSTRIDER_CA_FILE", trusted)]).await;
+    let (_file, trusted) = authority.trusted();
+    let _worker = world.worker_with(&[trusted]).await;
     let tls = Some(authority.server_of_known("127.0.0.1"));
     let receiver = Scripted::start(tls, Act::answer(200)).await;
     let once = |certificate: Value| {

@@ -8,7 +8,6 @@ use shared::ids::DeliveryId;
 use shared::runtime::clock::boot_time;
 use shared::testing::dns::{DnsServer, RecordType, Reply};
 use shared::testing::{TestDatabase, eventually};
-use tempfile::NamedTempFile;
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -34,8 +33,7 @@ async fn an_attempt_shows_the_time_of_each_part_and_every_address_that_was_diall
     let database = TestDatabase::new().await;
     let world = World::start(database.url(), database.database()).await;
     let authority = Authority::new();
-    let trusted = NamedTempFile::new().unwrap();
-    std::fs::write(trusted.path(), authority.pem()).unwrap();
+    let (_file, trusted) = authority.trusted();
     let tls = Some(authority.server(NAME));
     let receiver = Scripted::start_late(tls, TLS, Act::Late(ANSWER)).await;
     let port = receiver.addr().port();
@@ -45,11 +43,7 @@ async fn an_attempt_shows_the_time_of_each_part_and_every_address_that_was_diall
     let (release, held) = watch::channel(false);
     let both = Reply::Addresses(both, 60);
     dns.answer(NAME, Reply::When(held, Box::new(both)));
-    let trusted = trusted.path().to_str().unwrap().to_owned();
-    let settings = [
-        ("POSTRIDER_CA_FILE", trusted),
-        ("POSTRIDER_DNS_SERVERS", dns.addr().to_string()),
-    ];
+    let settings = [trusted, ("POSTRIDER_DNS_SERVERS", dns.addr().to_string())];
     let _worker = world.worker_with(&settings).await;
     let url = format!("https://{NAME}:{port}/");
     let endpoint = world.endpoint("two", json!({ "url": url })).await;

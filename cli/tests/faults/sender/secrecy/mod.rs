@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use shared::sealed_parts::seal_headers;
 use shared::sealing::MasterKeys;
 use shared::testing::{TestDatabase, eventually};
-use tempfile::NamedTempFile;
 
 use self::failing::{Failing, Said, Way, garbage};
 use self::needles::Needles;
@@ -89,20 +88,13 @@ struct Scene {
 async fn nothing_is_written(format: &str) {
     let database = TestDatabase::new().await;
     let authority = Authority::new();
-    let trusted = NamedTempFile::new().unwrap();
-    std::fs::write(trusted.path(), authority.pem()).unwrap();
+    let (_file, trusted) = authority.trusted();
     let said = Said {
         body: BODY,
         location: LOCATION,
     };
     let failing = Failing::start(&authority, &said).await;
-    let for_worker: [Setting; 2] = [
-        (
-            "POSTRIDER_CA_FILE",
-            trusted.path().to_str().unwrap().to_owned(),
-        ),
-        ("POSTRIDER_DNS_SERVERS", failing.dns.to_string()),
-    ];
+    let for_worker: [Setting; 2] = [trusted, ("POSTRIDER_DNS_SERVERS", failing.dns.to_string())];
     let mut scene = Scene::start(&database, failing, format).await;
     scene.make_endpoints(&authority).await;
 
