@@ -12,6 +12,7 @@ use load_tests::client::{Connection, request};
 use shared::ids::EventId;
 use shared::runtime::spawn_driver;
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -148,18 +149,24 @@ impl Work {
     }
 }
 
-/// Connections that wait for their next request; as many are opened as posts are under way.
+/// How long a connection waits for its next request: no server that is any good closes it before, and
+/// one that is being closed takes a post with it.
+const IDLE: Duration = Duration::from_secs(4);
+
+/// Connections that wait for their next request, with the instant since when; as many are opened as
+/// posts are under way.
 struct Idle {
     addr: SocketAddr,
-    connections: Mutex<Vec<Connection>>,
+    connections: Mutex<Vec<(Instant, Connection)>>,
 }
 
 impl Idle {
     /// Posts; the id of the event, or what was answered instead.
     async fn exchange(&self, request: &[u8]) -> Result<Uuid, String> {
-        let idle = self.connections.lock().unwrap().pop();
-        let mut connection = match idle {
-            Some(connection) => connection,
+        let latest = self.connections.lock().unwrap().pop();
+        let good = latest.filter(|(since, _)| since.elapsed() < IDLE);
+        let mut connection = match good {
+            Some((_, connection)) => connection,
             None => Connection::open(self.addr)
                 .await
                 .map_err(|error| format!("connect: {error}"))?,
@@ -174,7 +181,8 @@ impl Idle {
         }
         let document: serde_json::Value = serde_json::from_str(&text).unwrap();
         let event: EventId = document["id"].as_str().unwrap().parse().unwrap();
-        self.connections.lock().unwrap().push(connection);
+        let mut connections = self.connections.lock().unwrap();
+        connections.push((Instant::now(), connection));
         Ok(event.0)
     }
 }

@@ -18,7 +18,7 @@ use hyper_util::rt::TokioIo;
 use shared::policy::classify::SendError;
 use shared::runtime::spawn_driver;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::explain;
@@ -78,7 +78,7 @@ enum Channel {
         /// There as long as not all of the request's body was sent.
         unsent: Weak<()>,
         /// Drives it until it is dropped.
-        _driver: Driver,
+        driver: Driver,
     },
     Shared(Place),
 }
@@ -112,14 +112,11 @@ impl Connection {
             .handshake(TokioIo::new(Paced::new(stream)))
             .await
             .map_err(|error| explain::broken(&error, false))?;
-        let driver = Driver::of(async move {
-            // Its end is told to whoever waits for an answer.
-            let _ended = connection.await;
-        });
+        let driver = Driver::of(connection);
         let channel = Channel::Single {
             requests,
             unsent: Weak::new(),
-            _driver: driver,
+            driver,
         };
         Ok(Self::new(channel, address, old_at))
     }
@@ -184,8 +181,18 @@ impl Connection {
     ) -> Result<Response<Incoming>, Failure> {
         let answer = match &mut self.channel {
             Channel::Single {
-                requests, unsent, ..
-            } => single(requests, unsent, request).await,
+                requests,
+                unsent,
+                driver,
+            } => {
+                let answer = single(requests, unsent, request).await;
+                match answer {
+                    Err(Failure::NotTaken(error)) => {
+                        Err(Failure::NotTaken(driver.died_of().await.or(error)))
+                    }
+                    answer => answer,
+                }
+            }
             Channel::Shared(place) => shared(place, request, whole).await,
         };
         if let Ok(head) = &answer {
@@ -252,11 +259,18 @@ pub(super) fn watched(body: Bytes) -> (Body, Weak<()>) {
 }
 
 /// The task that reads and writes a connection of HTTP/1; it ends with whoever uses it.
-struct Driver(AbortHandle);
+struct Driver(JoinHandle<Result<(), hyper::Error>>);
 
 impl Driver {
-    fn of(connection: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self(spawn_driver(connection).abort_handle())
+    fn of(connection: impl Future<Output = Result<(), hyper::Error>> + Send + 'static) -> Self {
+        Self(spawn_driver(connection))
+    }
+
+    /// What the connection ended with before anybody waited for an answer: such an error is told to
+    /// nobody else.
+    async fn died_of(&mut self) -> Option<hyper::Error> {
+        let ended = timeout(SETTLE, &mut self.0).await;
+        ended.ok()?.ok()?.err()
     }
 }
 
@@ -268,8 +282,12 @@ impl Drop for Driver {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
     use http::HeaderValue;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 
     use super::*;
 
@@ -315,6 +333,64 @@ mod tests {
             );
             let late = start + life + seconds(9);
             assert_eq!(connection.good_until(late), start + life, "old is old");
+        }
+    }
+
+    /// A stream whose reader is told by TLS that the server wants a certificate.
+    struct Refused;
+
+    impl AsyncRead for Refused {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let alert = rustls::AlertDescription::CertificateRequired;
+            let alert = rustls::Error::AlertReceived(alert);
+            Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, alert)))
+        }
+    }
+
+    impl AsyncWrite for Refused {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refused_certificate_is_named_whether_it_is_met_before_the_request_or_after() {
+        let address = [127, 0, 0, 1].into();
+        for met_before in [true, false] {
+            let made = Connection::http1(Refused, address, Instant::now() + MAX_AGE).await;
+            let Ok(mut connection) = made else {
+                panic!("no connection");
+            };
+            if met_before {
+                assert!(!connection.is_ready().await);
+            }
+            let mut request = Some(Request::new(Bytes::new()));
+            let error = match connection.send(&mut request, None).await {
+                Ok(_) => panic!("an answer"),
+                Err(Failure::NotTaken(error)) => explain::untaken(error.as_ref()),
+                Err(Failure::Broken(error)) => explain::broken(&error, false),
+                Err(Failure::Refused) => panic!("nobody refused the request alone"),
+            };
+            assert!(
+                matches!(&error, SendError::Tls(text) if text.contains("CertificateRequired")),
+                "{met_before}: {error}"
+            );
         }
     }
 

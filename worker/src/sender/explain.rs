@@ -60,9 +60,8 @@ pub(super) fn broken(error: &hyper::Error, used: bool) -> SendError {
     if error.is_parse() || speaks_no_http2(error) {
         return SendError::Protocol;
     }
-    // In TLS 1.3 a server judges the client's certificate after the client believes that all is well.
-    if let Some(tls) = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>()) {
-        return SendError::Tls(brief(tls));
+    if let Some(refused) = refused_after_the_handshake(error) {
+        return refused;
     }
     if used && !was_reset_alone(error) {
         SendError::MaybeSent
@@ -72,12 +71,21 @@ pub(super) fn broken(error: &hyper::Error, used: bool) -> SendError {
 }
 
 /// What a new connection that ended before it took a request means. Many a server of another protocol
-/// speaks first, and whether its greeting is met before or after the request went out is chance.
+/// speaks first or refuses our certificate, and whether that is met before or after the request went out
+/// is chance.
 pub(super) fn untaken(error: Option<&hyper::Error>) -> SendError {
     match error {
         Some(error) if has_spoken_first(error) => SendError::Protocol,
-        Some(_) | None => SendError::Reset,
+        Some(error) => refused_after_the_handshake(error).unwrap_or(SendError::Reset),
+        None => SendError::Reset,
     }
+}
+
+/// In TLS 1.3 a server judges the client's certificate after the client believes that all is well.
+fn refused_after_the_handshake(error: &hyper::Error) -> Option<SendError> {
+    let mut below = causes(error);
+    let tls = below.find_map(|cause| cause.downcast_ref::<rustls::Error>())?;
+    Some(SendError::Tls(brief(tls)))
 }
 
 /// hyper has no name for it: an error of its own below the cancelled request, which is none of those
