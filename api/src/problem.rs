@@ -11,6 +11,7 @@ use actix_web::http::header::{self, HeaderValue};
 use actix_web::{HttpResponse, ResponseError};
 use serde::Serialize;
 use shared::store::StoreError;
+use utoipa::ToSchema;
 
 /// Seconds that a client should wait when we are overloaded or the database is away.
 const RETRY_AFTER: u32 = 1;
@@ -64,7 +65,7 @@ impl Kind {
 }
 
 /// One field that is not valid.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct FieldError {
     /// RFC 6901 JSON pointer into the body, or the name of a parameter.
     pub(crate) pointer: String,
@@ -159,14 +160,20 @@ impl From<tokio_postgres::Error> for ApiError {
     }
 }
 
-#[derive(Serialize)]
-struct Body<'a> {
+/// An error as it goes out (RFC 9457).
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Problem<'a> {
+    /// Stable: what a program may tell errors apart by.
     #[serde(rename = "type")]
+    #[schema(example = "urn:postrider:problem:invalid-fields")]
     kind: String,
     title: &'static str,
     status: u16,
+    /// What is wrong here, and what to do.
     detail: &'a str,
+    /// One entry for each field that is wrong; absent when it is not about fields.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    #[schema(required = false)]
     errors: &'a [FieldError],
 }
 
@@ -177,7 +184,7 @@ impl ResponseError for ApiError {
 
     fn error_response(&self) -> HttpResponse {
         let (status, slug, title) = self.kind.row();
-        let body = Body {
+        let body = Problem {
             kind: format!("urn:postrider:problem:{slug}"),
             title,
             status,

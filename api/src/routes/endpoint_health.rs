@@ -2,60 +2,99 @@
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse};
-use serde_json::{Value, json};
+use serde::Serialize;
 use shared::ids::EndpointId;
 use shared::policy::breaker::{SLOW_MS, lowered_threshold};
 use shared::store::endpoint_health::{self as store, Health};
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
+use utoipa::ToSchema;
 
 use super::{App, json as reply, path_id};
 use crate::auth::Scope;
-use crate::problem::ApiError;
+use crate::instant::Instant;
+use crate::problem::{ApiError, Problem};
 
-pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+/// How an endpoint fares.
+#[utoipa::path(
+    get, path = "/v1/endpoints/{id}/health", tag = "Endpoints", operation_id = "getEndpointHealth",
+    params(("id" = String, Path, description = "The endpoint's id", example = "ep_01kb9h2v3cfzqt9m6w8x5y7r2n")),
+    responses(
+        (status = 200, description = "Its breaker and its latest results", body = EndpointHealth),
+        (status = "4XX", description = "See `type`", body = Problem<'_>, content_type = "application/problem+json"),
+    )
+)]
+pub(crate) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let id: EndpointId = path_id(&request, "id")?;
     let client = app.client().await?;
     let found = store::find(&client, tenant, id.0).await?;
     drop(client);
     let health = found.ok_or_else(|| ApiError::not_found("endpoint"))?;
-    reply(StatusCode::OK, &document(&health, app.clock.now()))
+    reply(
+        StatusCode::OK,
+        &EndpointHealth::new(&health, app.clock.now()),
+    )
 }
 
-fn document(health: &Health, now: OffsetDateTime) -> Value {
-    let runtime = &health.runtime;
-    let cooldown = runtime.opened_at.map(|_open| runtime.cooldown.as_secs());
-    json!({
-        "state": state(health, now),
-        "consecutive_failures": health.consecutive_failures,
-        "failure_threshold": lowered_threshold(health.settings.breaker.failures, runtime.p95_ms),
-        "opened_at": runtime.opened_at.map(instant),
-        "cooldown_seconds": cooldown,
-        "next_probe_at": runtime.next_probe_at.map(instant),
-        "failing_since": runtime.failing_since.map(instant),
-        // Percentiles come with the statistics; their job writes the 95th for the breaker.
-        "p50_ms": null,
-        "p95_ms": runtime.p95_ms,
-        "p99_ms": null,
-        "sample_count": 0,
-        "slow": runtime.p95_ms.is_some_and(|p95| p95 > SLOW_MS),
-        "last_success_at": health.last_success_at.map(instant),
-        "last_failure_at": health.last_failure_at.map(instant),
-    })
+#[derive(Serialize, ToSchema)]
+struct EndpointHealth {
+    state: BreakerState,
+    consecutive_failures: u16,
+    /// How many failures in a row open the breaker.
+    failure_threshold: u16,
+    opened_at: Option<Instant>,
+    /// How long it stays open before a probe.
+    cooldown_seconds: Option<u64>,
+    next_probe_at: Option<Instant>,
+    failing_since: Option<Instant>,
+    p50_ms: Option<u32>,
+    p95_ms: Option<u32>,
+    p99_ms: Option<u32>,
+    sample_count: u64,
+    slow: bool,
+    last_success_at: Option<Instant>,
+    last_failure_at: Option<Instant>,
+}
+
+/// Whether requests flow, none do, or one probe does.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum BreakerState {
+    Closed,
+    Open,
+    HalfOpen,
+}
+
+impl EndpointHealth {
+    fn new(health: &Health, now: OffsetDateTime) -> Self {
+        let runtime = &health.runtime;
+        Self {
+            state: state(health, now),
+            consecutive_failures: health.consecutive_failures,
+            failure_threshold: lowered_threshold(health.settings.breaker.failures, runtime.p95_ms),
+            opened_at: runtime.opened_at.map(Instant),
+            cooldown_seconds: runtime.opened_at.map(|_open| runtime.cooldown.as_secs()),
+            next_probe_at: runtime.next_probe_at.map(Instant),
+            failing_since: runtime.failing_since.map(Instant),
+            // Percentiles come with the statistics; their job writes the 95th for the breaker.
+            p50_ms: None,
+            p95_ms: runtime.p95_ms,
+            p99_ms: None,
+            sample_count: 0,
+            slow: runtime.p95_ms.is_some_and(|p95| p95 > SLOW_MS),
+            last_success_at: health.last_success_at.map(Instant),
+            last_failure_at: health.last_failure_at.map(Instant),
+        }
+    }
 }
 
 /// Half-open is not stored: a breaker whose probe is due is shown as such, whether it is already on
 /// the wire or not.
-fn state(health: &Health, now: OffsetDateTime) -> &'static str {
+fn state(health: &Health, now: OffsetDateTime) -> BreakerState {
     let runtime = &health.runtime;
     match (runtime.opened_at, runtime.next_probe_at) {
-        (None, _) => "closed",
-        (Some(_), Some(probe_at)) if now < probe_at => "open",
-        (Some(_), _) => "half_open",
+        (None, _) => BreakerState::Closed,
+        (Some(_), Some(probe_at)) if now < probe_at => BreakerState::Open,
+        (Some(_), _) => BreakerState::HalfOpen,
     }
-}
-
-fn instant(at: OffsetDateTime) -> String {
-    at.format(&Rfc3339).unwrap_or_default()
 }

@@ -3,7 +3,7 @@
 mod admin;
 mod deliveries;
 mod endpoint_document;
-mod endpoint_health;
+pub(crate) mod endpoint_health;
 mod endpoint_secrets;
 mod endpoints;
 mod event_body;
@@ -19,10 +19,12 @@ use deadpool_postgres::Pool;
 use serde::Serialize;
 use shared::runtime::clock::DatabaseClock;
 use shared::store::StoreError;
+use utoipa::OpenApi as _;
 
 use crate::auth::Auth;
 use crate::config::Config;
 use crate::ingest::Queues;
+use crate::openapi;
 use crate::problem::{ApiError, Kind};
 
 /// What every handler can reach.
@@ -110,6 +112,7 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
         path("/v1/admin/{owner}/{id}/keys/{key}", "DELETE")
             .route(web::delete().to(admin::revoke_key)),
     )
+    .service(path("/openapi.json", "GET").route(web::get().to(document)))
     .service(path("/health/live", "GET").route(web::get().to(health::live)))
     .service(path("/health/ready", "GET").route(web::get().to(health::ready)))
     .default_service(web::route().to(nothing_here));
@@ -121,6 +124,11 @@ fn path(pattern: &str, allow: &'static str) -> Resource {
         web::route()
             .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
     )
+}
+
+/// `GET /openapi.json`
+async fn document() -> Result<HttpResponse, ApiError> {
+    json(StatusCode::OK, &openapi::Document::openapi())
 }
 
 async fn nothing_here() -> Result<HttpResponse, ApiError> {
