@@ -307,15 +307,6 @@ impl Fields {
         Some(value)
     }
 
-    /// Fields that this version does not know what to do with, though the contract names them.
-    pub(crate) fn refuse_unsupported(&mut self, names: &[&str]) {
-        for name in names {
-            if self.values.remove(*name).is_some() {
-                self.wrong(name, "is not supported by this version");
-            }
-        }
-    }
-
     /// Ends the reading: unknown fields are errors.
     pub(crate) fn finish(mut self) -> Result<(), ApiError> {
         self.refuse_rest();

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::Method;
 use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::Kind;
 use shared::ids::{DeliveryId, EventId, created_at};
 use shared::policy::backoff::UnitInterval;
-use shared::policy::classify::{SendError, SendResult, Verdict};
+use shared::policy::classify::{Response, SendError, SendResult, Verdict};
 use shared::policy::decide::{Progress, decide};
+use shared::policy::payload::FieldPath;
+use shared::policy::redaction;
 use shared::runtime::clock::{BootTime, DatabaseClock, boot_time, wall_time};
 use shared::runtime::jitter;
 use tokio::sync::mpsc;
@@ -64,39 +65,55 @@ pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
 }
 
 async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, Timings) {
+    let request = match request(job, event) {
+        Ok(request) => request,
+        Err(error) => return (Err(error), Timings::default()),
+    };
+    let (mut sent, timings) = sender.send(request).await;
+    if let Ok(response) = &mut sent {
+        hide(&job.endpoint.settings.redact, &event.payload, response);
+    }
+    (sent, timings)
+}
+
+fn request(job: &Job, event: &EventData) -> Result<OutboundRequest, SendError> {
     let target = &job.endpoint.target;
-    let (url, own) = match target.destination() {
-        Ok(destination) => destination,
-        Err(error) => return (Err(error), Timings::default()),
-    };
-    // The timestamp is taken when the request starts: receivers refuse old ones.
-    let now = wall_time();
+    let (shape, own) = target.destination()?;
+    let (event_id, delivery_id) = (EventId(job.row.event_id), DeliveryId(job.row.id));
+    let ids = (&*event_id.to_string(), &*delivery_id.to_string());
+    let shaped = shape.shape(&event.payload, (ids.0, &event.event_type, ids.1))?;
     let stamp = Stamp {
-        event_id: EventId(job.row.event_id),
+        event_id,
         event_type: &event.event_type,
-        delivery_id: DeliveryId(job.row.id),
+        delivery_id,
         attempt: job.row.attempts_made.saturating_add(1),
-        started_at: now,
+        // The timestamp is taken when the request starts: receivers refuse old ones.
+        started_at: wall_time(),
         keys: &target.keys,
-        body: &event.payload,
+        body: &shaped.body,
+        content_type: shaped.content_type,
     };
-    let headers = match headers_for(&stamp, url, own) {
-        Ok(headers) => headers,
-        Err(error) => return (Err(error), Timings::default()),
-    };
-    let timeout = job.endpoint.settings.timeout();
-    sender
-        .send(OutboundRequest {
-            method: Method::POST,
-            url: url.clone(),
-            headers,
-            body: event.payload.clone(),
-            timeout,
-            // What may have been sent already, or was not taken: its connection shall not be the reason again.
-            fresh: job.row.attempts_made > job.row.attempts_charged,
-            identity: target.identity.clone(),
-        })
-        .await
+    let headers = headers_for(&stamp, &shaped.url, own)?;
+    Ok(OutboundRequest {
+        method: shaped.method,
+        url: shaped.url.into_owned(),
+        headers,
+        body: shaped.body,
+        timeout: job.endpoint.settings.timeout(),
+        // What may have been sent already, or was not taken: its connection shall not be the reason again.
+        fresh: job.row.attempts_made > job.row.attempts_charged,
+        identity: target.identity.clone(),
+    })
+}
+
+/// Hides what nobody is to see in what the receiver says: what is not stored cannot be shown.
+fn hide(redact: &[String], payload: &[u8], response: &mut Response) {
+    if redact.is_empty() || response.excerpt.is_empty() {
+        return;
+    }
+    let fields: Vec<FieldPath> = redact.iter().filter_map(|path| path.parse().ok()).collect();
+    let hidden = redaction::hide_values(&response.excerpt, payload, &fields).into_owned();
+    response.excerpt = hidden.into();
 }
 
 /// From what came of a request to the record of it. Pure but for logs and metrics; `tests/model`

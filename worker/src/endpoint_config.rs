@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use shared::domain::endpoint::{EndpointSettings, EndpointState};
 use shared::ids::{EndpointId, EndpointKey};
-use shared::policy::address::{UrlError, parse_endpoint_url};
 use shared::policy::classify::SendError;
 use shared::policy::headers::HeaderError;
 use shared::sealed_parts::{ClientCertificate, open_client_certificate, open_headers};
@@ -13,6 +12,7 @@ use shared::store::endpoint_configs::StoredEndpoint;
 use shared::store::endpoint_runtime::Runtime;
 use uuid::Uuid;
 
+use crate::request_shape::RequestShape;
 use crate::sender::{ClientIdentity, own_headers};
 use crate::signing_keys::SigningKeys;
 
@@ -54,13 +54,14 @@ impl EndpointConfig {
         let signing = SigningKeys::open(keys, stored, &settings)?;
         let sealed = stored.sealed_headers.as_deref();
         let headers = open_headers(sealed, stored.id.0, keys).map_err(|error| error.to_string())?;
+        let rules = (&settings, https_only);
         Ok(Self {
-            settings,
             locked: false,
             target: Target {
                 identity: identity(keys, stored)?.map(Arc::new),
-                ..Target::new(&stored.url, &headers, signing, https_only)
+                ..Target::new(&stored.url, &headers, signing, rules)
             },
+            settings,
             ..Self::locked(stored)
         })
     }
@@ -111,8 +112,8 @@ fn identity(keys: &MasterKeys, stored: &StoredEndpoint) -> Result<Option<ClientI
 
 /// Where an endpoint's requests go and what they carry. Holds credentials: `Debug` shows none.
 pub struct Target {
-    /// The URL, parsed once; or why the stored one may not be used (any more).
-    pub url: Result<url::Url, UrlError>,
+    /// What its requests look like; or why the stored one may not be used (any more).
+    pub shape: Result<RequestShape, SendError>,
     /// The endpoint's own headers; or why a stored one cannot be sent.
     pub headers: Result<http::HeaderMap, HeaderError>,
     /// What it shows to a receiver that asks for a certificate.
@@ -129,10 +130,10 @@ impl Target {
         url: &str,
         headers: &[(String, String)],
         keys: SigningKeys,
-        https_only: bool,
+        (settings, https_only): (&EndpointSettings, bool),
     ) -> Self {
         Self {
-            url: parse_endpoint_url(url, https_only),
+            shape: RequestShape::of(url, settings, https_only),
             headers: own_headers(headers),
             identity: None,
             keys,
@@ -143,33 +144,21 @@ impl Target {
     #[must_use]
     pub fn none() -> Self {
         Self {
-            url: Err(UrlError::NoHost),
+            shape: Err(SendError::Internal("nothing is sent to this endpoint")),
             headers: Ok(http::HeaderMap::new()),
             identity: None,
             keys: SigningKeys::default(),
         }
     }
 
-    /// Where to send and with which headers besides ours.
+    /// What to send and with which headers besides ours.
     ///
     /// # Errors
     /// [`SendError::UrlDenied`], or [`SendError::Internal`] for what should never have been stored.
-    pub fn destination(&self) -> Result<(&url::Url, &http::HeaderMap), SendError> {
-        let url = self.url.as_ref().map_err(|error| match error {
-            UrlError::Malformed(_) => SendError::Internal("the stored URL cannot be parsed"),
-            UrlError::Blank
-            | UrlError::TooLong
-            | UrlError::Scheme
-            | UrlError::NotHttps
-            | UrlError::Userinfo
-            | UrlError::Fragment
-            | UrlError::PortZero
-            | UrlError::PortDenied(_)
-            | UrlError::NoHost
-            | UrlError::HostName => SendError::UrlDenied(*error),
-        })?;
+    pub fn destination(&self) -> Result<(&RequestShape, &http::HeaderMap), SendError> {
+        let shape = self.shape.as_ref().map_err(Clone::clone)?;
         let headers = self.headers.as_ref().map_err(|_stored| ILLEGAL_HEADER)?;
-        Ok((url, headers))
+        Ok((shape, headers))
     }
 }
 
@@ -189,12 +178,17 @@ pub type SharedConfig = Arc<EndpointConfig>;
 
 #[cfg(test)]
 mod tests {
+    use shared::policy::address::UrlError;
+
     use super::*;
 
     fn destination(url: &str, header: (&str, &str), https_only: bool) -> Result<String, SendError> {
         let headers = [(header.0.to_owned(), header.1.to_owned())];
-        let target = Target::new(url, &headers, SigningKeys::default(), https_only);
-        target.destination().map(|(url, _)| url.as_str().to_owned())
+        let rules = (&EndpointSettings::default(), https_only);
+        let target = Target::new(url, &headers, SigningKeys::default(), rules);
+        let (shape, _headers) = target.destination()?;
+        let shaped = shape.shape(&bytes::Bytes::new(), ("", "", ""))?;
+        Ok(shaped.url.as_str().to_owned())
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod loader;
 mod metrics;
 pub mod pulse;
 pub mod recorder;
+pub mod request_shape;
 pub mod scheduler;
 pub mod sender;
 pub mod signing_keys;

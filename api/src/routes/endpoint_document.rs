@@ -8,9 +8,11 @@
 
 use serde_json::{Map, Value, json};
 use shared::domain::endpoint::{EndpointState, is_type_pattern};
+use shared::domain::postback::EndpointKind;
 use shared::ids::EndpointId;
 use shared::policy::address::{AddressRules, parse_endpoint_url, unicode_form, vet_literal};
 use shared::policy::headers::{MAX_HEADERS, Together, check_name, check_value};
+use shared::policy::postback::{TemplateError, UrlTemplate};
 use shared::sealed_parts::Headers;
 use shared::sealing::MasterKeys;
 use shared::store::endpoints::{Endpoint, EndpointDraft};
@@ -18,6 +20,7 @@ use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 mod opened;
+mod postback;
 mod settings;
 mod signature;
 
@@ -39,9 +42,6 @@ const MOST_METADATA_BYTES: usize = 16 << 10;
 /// replaced: a document that is sent back as it was shown changes nothing.
 const FOR_READERS: [&str; 3] = ["url", "url_unicode", "metadata"];
 
-/// Fields of the contract that come with later versions.
-const NOT_YET: &[&str] = &["kind", "method", "template", "redact"];
-
 /// What reading a document needs to know of the process.
 pub(super) struct Rules<'a> {
     pub(super) address: &'a AddressRules,
@@ -59,8 +59,8 @@ pub(super) fn read(
     current: (&Opened, Option<&Endpoint>),
     rules: &Rules<'_>,
 ) -> Result<EndpointDraft, ApiError> {
-    fields.refuse_unsupported(NOT_YET);
-    let url = url(&mut fields, rules);
+    let settings = settings::read(&mut fields, rules);
+    let url = url(&mut fields, settings.kind, rules);
     let description = fields
         .short_text("description", MOST_DESCRIPTION)
         .unwrap_or_default();
@@ -71,7 +71,6 @@ pub(super) fn read(
     }
     let enabled = fields.bool("enabled").unwrap_or(true);
     let ordered = fields.bool("ordered").unwrap_or(false);
-    let settings = settings::read(&mut fields, rules);
     let sealed = Opened {
         headers: headers(&mut fields, &current.0.headers),
         client_certificate: opened::client_certificate(&mut fields, current.0),
@@ -105,7 +104,13 @@ pub(super) fn merged(current: &Endpoint, opened: &Opened, patch: Map<String, Val
         .filter(|name| !document.contains_key(*name))
         .cloned()
         .collect();
-    // A number of attempts that nobody chose goes with the backoff.
+    // A method goes with the kind, and a number of attempts that nobody chose with the backoff.
+    if patch
+        .get("kind")
+        .is_some_and(|kind| document.get("kind") != Some(kind))
+    {
+        document.remove("method");
+    }
     let settings = &current.draft.settings;
     if patch.contains_key("backoff") && settings.max_attempts == settings.backoff.default_attempts()
     {
@@ -187,23 +192,33 @@ fn merge(target: &mut Map<String, Value>, patch: Map<String, Value>) {
     }
 }
 
-fn url(fields: &mut Fields, rules: &Rules<'_>) -> String {
+fn url(fields: &mut Fields, kind: EndpointKind, rules: &Rules<'_>) -> String {
     let Some(text) = fields.text("url") else {
         // A wrong type has been noted; an absent one has not.
         fields.required("url");
         return String::new();
     };
-    let parsed = match parse_endpoint_url(&text, rules.https_only) {
-        Ok(parsed) => parsed,
-        Err(error) => {
-            fields.wrong("url", error.to_string());
-            return String::new();
-        }
+    // What is kept, and a URL of the same origin to be judged.
+    let parsed = match kind {
+        EndpointKind::Webhook => parse_endpoint_url(&text, rules.https_only)
+            .map(|url| (url.to_string(), url))
+            .map_err(|error| error.to_string()),
+        EndpointKind::Postback => UrlTemplate::parse(&text, rules.https_only)
+            .and_then(|it| Ok((it.to_string(), it.example().map_err(TemplateError::Url)?)))
+            .map_err(|error| error.to_string()),
     };
-    if let Err(reason) = vet_literal(&parsed, rules.address) {
-        fields.wrong("url", reason.to_string());
+    match parsed {
+        Ok((kept, url)) => {
+            if let Err(reason) = vet_literal(&url, rules.address) {
+                fields.wrong("url", reason.to_string());
+            }
+            kept
+        }
+        Err(error) => {
+            fields.wrong("url", error);
+            String::new()
+        }
     }
-    parsed.into()
 }
 
 /// The URL as people write it; nothing where that is the same, or where the stored one is of before

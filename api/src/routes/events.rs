@@ -1,11 +1,15 @@
 //! Events: publish and read.
 
+use std::borrow::Cow;
+
 use actix_web::http::{StatusCode, header};
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use shared::ids::{DeliveryId, EndpointId, EventId, created_at};
+use shared::policy::payload::FieldPath;
+use shared::policy::redaction::hide_fields;
 use shared::runtime::clock::boot_time;
 use shared::store::deliveries as delivery_store;
 use shared::store::events::{self as store, Event};
@@ -72,16 +76,23 @@ pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
     reply(StatusCode::OK, &document(found.ok_or_else(missing)?))
 }
 
-/// `GET /v1/events/{id}/payload`: the bytes that came in (P1).
+/// `GET /v1/events/{id}/payload`: the bytes that came in (P1), but for what its endpoints want hidden.
 pub(super) async fn payload(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let id: EventId = path_id(&request, "id")?;
     let client = app.client().await?;
     let found = store::payload(&**client, tenant, id.0).await?;
+    let redacted = store::redacted(&**client, tenant, id.0).await?;
     drop(client);
+    let payload = found.ok_or_else(missing)?;
+    let hidden: Vec<FieldPath> = redacted.iter().filter_map(|it| it.parse().ok()).collect();
+    let shown = match hide_fields(&payload, &hidden) {
+        Cow::Borrowed(_) => payload,
+        Cow::Owned(shown) => shown,
+    };
     Ok(HttpResponse::Ok()
         .insert_header((header::CONTENT_TYPE, "application/json"))
-        .body(found.ok_or_else(missing)?))
+        .body(shown))
 }
 
 /// `GET /v1/events/{id}/deliveries`

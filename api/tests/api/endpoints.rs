@@ -42,6 +42,7 @@ async fn an_endpoint_is_shown_with_its_defaults_and_its_secret_once() {
             "backoff": {"base_seconds": 30, "max_seconds": 3600}, "max_in_flight": 10,
             "max_age_seconds": 432000, "max_pending": 100000, "metadata": {},
             "signature": "standard", "signing": ["v1"], "public_keys": [],
+            "kind": "webhook", "method": "POST", "template": null, "on_missing_field": "fail", "redact": [],
             "rate_limit": null, "retry_statuses": [], "ordered": false, "on_dead_letter": "release",
             "replay_on_recovery": true, "disable_after_seconds": 432000,
             "breaker": {"failures": 10, "cooldown_seconds": 300, "max_cooldown_seconds": 3600}
@@ -215,7 +216,7 @@ async fn a_patch_that_is_wrong_changes_nothing() {
         json!({"description": "new", "url": "gopher://x"}),
         json!({"description": "new", "id": "x"}),
         json!({"description": "new", "id": null}),
-        json!({"description": "new", "template": null}),
+        json!({"description": "new", "colour": null}),
         json!({"description": "new", "timeout_ms": "x"}),
         json!([]),
     ] {

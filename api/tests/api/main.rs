@@ -20,6 +20,7 @@ mod health;
 mod ingest;
 mod lists;
 mod ordered;
+mod postbacks;
 mod proxy;
 mod signatures;
 mod ssrf;

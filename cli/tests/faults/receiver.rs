@@ -99,6 +99,12 @@ pub(crate) struct Arrival {
 pub(crate) struct Raw(Arc<[u8]>);
 
 impl Raw {
+    /// Its method.
+    pub(crate) fn method(&self) -> String {
+        let text = String::from_utf8_lossy(&self.0);
+        text.split(' ').next().unwrap().to_owned()
+    }
+
     /// The value of its first header of this name.
     pub(crate) fn header(&self, name: &str) -> Option<String> {
         let mut headers = self.headers().into_iter();

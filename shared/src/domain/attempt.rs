@@ -20,7 +20,7 @@ coded! {
         Gone = 6 "gone",
         /// Our fault: secret, payload, panic.
         Internal = 7 "internal",
-        /// The address policy forbids the address.
+        /// Nothing was sent: the address policy forbids the address, or a template cannot be filled.
         Refused = 8 "refused",
         /// Too old to be sent.
         Expired = 9 "expired",

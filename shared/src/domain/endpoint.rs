@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::coded;
+use super::postback::{EndpointKind, OnMissingField, RequestMethod};
 use super::signature::{SignatureStyle, Signing};
 
 coded! {
@@ -163,6 +164,22 @@ pub struct EndpointSettings {
     /// With which schemes, where the style has several. Stored as `signature` is.
     #[serde(skip_serializing_if = "is_default")]
     pub signing: Signing,
+    /// What its requests carry. This and what follows is stored as `signature` is: an older program sends
+    /// no postback as if it were a webhook, because it cannot read these.
+    #[serde(skip_serializing_if = "is_default")]
+    pub kind: EndpointKind,
+    /// With which method.
+    #[serde(skip_serializing_if = "is_default")]
+    pub method: RequestMethod,
+    /// Of a postback's form, or of a query behind its URL's own.
+    #[serde(skip_serializing_if = "is_default")]
+    pub template: Option<String>,
+    /// For postbacks.
+    #[serde(skip_serializing_if = "is_default")]
+    pub on_missing_field: OnMissingField,
+    /// Paths of the payload's fields that nobody is shown.
+    #[serde(skip_serializing_if = "is_default")]
+    pub redact: Vec<String>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -186,6 +203,11 @@ impl Default for EndpointSettings {
             breaker: BreakerSettings::default(),
             signature: SignatureStyle::Standard,
             signing: Signing::V1,
+            kind: EndpointKind::Webhook,
+            method: RequestMethod::Post,
+            template: None,
+            on_missing_field: OnMissingField::Fail,
+            redact: Vec::new(),
         }
     }
 }
@@ -293,7 +315,17 @@ mod tests {
     fn a_signature_as_it_always_was_is_not_stored() {
         let stored = |settings: &EndpointSettings| serde_json::to_value(settings).unwrap();
         let default = stored(&EndpointSettings::default());
-        assert!(default.get("signature").is_none() && default.get("signing").is_none());
+        for later in [
+            "signature",
+            "signing",
+            "kind",
+            "method",
+            "template",
+            "on_missing_field",
+            "redact",
+        ] {
+            assert!(default.get(later).is_none(), "{later}");
+        }
 
         let settings = EndpointSettings {
             signature: SignatureStyle::Stripe,

@@ -15,6 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::address::{DenyReason, UrlError};
+use super::postback::FillError;
 use crate::domain::attempt::Outcome;
 use crate::domain::endpoint::EndpointSettings;
 
@@ -164,6 +165,9 @@ pub enum SendError {
     /// since it was saved. Nothing was sent.
     #[error("the endpoint's url {0}")]
     UrlDenied(UrlError),
+    /// The endpoint's template cannot be filled from this payload. Nothing was sent.
+    #[error("{0}")]
+    Template(FillError),
     /// The name has no address, or its servers do not answer.
     #[error("the host name could not be resolved: {0}")]
     Dns(Box<str>),
@@ -216,9 +220,10 @@ pub enum SendError {
 
 impl SendError {
     /// Every [`SendError::kind`] there is.
-    pub const KINDS: [&'static str; 22] = [
+    pub const KINDS: [&'static str; 23] = [
         "address_denied",
         "url_denied",
+        "template",
         "dns",
         "connect",
         "no_socket",
@@ -247,6 +252,7 @@ impl SendError {
         match self {
             Self::AddressDenied(_) => "address_denied",
             Self::UrlDenied(_) => "url_denied",
+            Self::Template(_) => "template",
             Self::Dns(_) => "dns",
             Self::Connect(_) => "connect",
             Self::NoSocket(_) => "no_socket",
@@ -265,7 +271,7 @@ impl SendError {
 
     const fn outcome(&self) -> Outcome {
         match self {
-            Self::AddressDenied(_) | Self::UrlDenied(_) => Outcome::Refused,
+            Self::AddressDenied(_) | Self::UrlDenied(_) | Self::Template(_) => Outcome::Refused,
             Self::Dns(_)
             | Self::Connect(_)
             | Self::Tls(_)
@@ -381,7 +387,8 @@ mod tests {
         use SendError as E;
         let next = match error {
             E::AddressDenied(_) => E::UrlDenied(UrlError::Blank),
-            E::UrlDenied(_) => E::Dns("".into()),
+            E::UrlDenied(_) => E::Template(FillError::Dots),
+            E::Template(_) => E::Dns("".into()),
             E::Dns(_) => E::Connect(io::ErrorKind::Other),
             E::Connect(_) => E::NoSocket(Shortage::Files),
             E::NoSocket(_) => E::Tls("".into()),

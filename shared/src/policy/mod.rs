@@ -9,6 +9,8 @@
 //! - [`notice`]: what a tenant is told, and how often.
 //! - [`address`]: where requests may go.
 //! - [`headers`]: what a tenant may add to a request.
+//! - [`postback`], [`payload`]: requests made of a payload's fields.
+//! - [`redaction`]: what of a payload people never see.
 //! - [`signing`]: what a receiver checks.
 
 pub mod address;
@@ -22,5 +24,8 @@ mod instant;
 pub mod limit;
 pub mod notice;
 pub mod outage;
+pub mod payload;
+pub mod postback;
+pub mod redaction;
 pub mod retry_after;
 pub mod signing;

@@ -40,6 +40,16 @@ const PAYLOAD: &str = "
 SELECT payload FROM events WHERE tenant_id = $1 AND id = $2
 UNION ALL SELECT payload FROM events_kept WHERE tenant_id = $1 AND id = $2 LIMIT 1";
 
+/// Which fields of its payload the endpoints that an event went to want hidden. Uses `events_pkey`,
+/// `events_kept_pkey` and `endpoints_pkey`.
+const REDACTED: &str = "
+SELECT DISTINCT r.path
+FROM (SELECT fan_endpoint FROM events WHERE tenant_id = $1 AND id = $2
+      UNION ALL SELECT fan_endpoint FROM events_kept WHERE tenant_id = $1 AND id = $2) e
+CROSS JOIN LATERAL unnest(e.fan_endpoint) AS f(id)
+CROSS JOIN LATERAL (SELECT * FROM endpoints p WHERE p.id = f.id AND p.tenant_id = $1 OFFSET 0) p
+CROSS JOIN LATERAL jsonb_array_elements_text(coalesce(p.settings -> 'redact', '[]')) AS r(path)";
+
 /// The deliveries of an event, newest first, ids below $3. Uses `events_pkey` and `events_kept_pkey`.
 const DELIVERIES: &str = "
 SELECT ARRAY(SELECT d.id FROM unnest(e.fan_delivery) AS d(id) WHERE d.id < $3 ORDER BY d.id DESC LIMIT $4)
@@ -52,6 +62,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("events.page_of_type", PAGE_OF_TYPE),
     ("events.find", FIND),
     ("events.payload", PAYLOAD),
+    ("events.redacted", REDACTED),
     ("events.deliveries", DELIVERIES),
 ];
 
@@ -122,6 +133,19 @@ pub async fn payload(
 ) -> Result<Option<Vec<u8>>, StoreError> {
     let row = client.query_opt(PAYLOAD, &[&tenant.0, &id]).await?;
     Ok(row.map(|row| row.try_get(0)).transpose()?)
+}
+
+/// Paths of the payload's fields that the endpoints which an event went to want hidden.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn redacted(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    id: Uuid,
+) -> Result<Vec<String>, StoreError> {
+    let rows = client.query(REDACTED, &[&tenant.0, &id]).await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
 /// The deliveries that were made when the event was accepted, newest first, those below `before`;

@@ -34,7 +34,6 @@ const AGENT: HeaderValue =
     HeaderValue::from_static(concat!("Postrider/", env!("CARGO_PKG_VERSION")));
 /// Some firewalls take a request without `Accept` for an attack; an endpoint may say what it likes.
 const ANY: HeaderValue = HeaderValue::from_static("*/*");
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// RFC 3339 with milliseconds, UTC.
 const INSTANT: &[BorrowedFormatItem<'_>] =
@@ -57,8 +56,10 @@ pub struct Stamp<'a> {
     pub started_at: OffsetDateTime,
     /// The endpoint's keys; those whose overlap has ended are left out.
     pub keys: &'a SigningKeys,
-    /// The bytes of the payload.
+    /// What is sent and signed.
     pub body: &'a [u8],
+    /// Of what kind it is; `None`: a request without a body.
+    pub content_type: Option<HeaderValue>,
 }
 
 /// The headers of one attempt. `own` are the endpoint's, from [`own_headers`]; whatever they are,
@@ -71,8 +72,10 @@ pub fn headers_for(stamp: &Stamp<'_>, url: &Url, own: &HeaderMap) -> Result<Head
     let seconds = stamp.started_at.unix_timestamp();
     let mut headers = HeaderMap::with_capacity(OUR_HEADERS + own.len());
     headers.insert(HOST, host(url)?);
-    headers.insert(CONTENT_TYPE, JSON);
-    headers.insert(CONTENT_LENGTH, HeaderValue::from(stamp.body.len()));
+    if let Some(content_type) = &stamp.content_type {
+        headers.insert(CONTENT_TYPE, content_type.clone());
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(stamp.body.len()));
+    }
     headers.insert(USER_AGENT, AGENT);
     if !own.contains_key(ACCEPT) {
         headers.insert(ACCEPT, ANY);
@@ -175,6 +178,7 @@ mod tests {
             started_at: NOW,
             keys,
             body,
+            content_type: Some(HeaderValue::from_static("application/json")),
         }
     }
 

@@ -6,7 +6,7 @@ use shared::domain::endpoint::{
     Backoff, BreakerSettings, Doubling, EndpointSettings, OnDeadLetter, Preset, RateLimit,
 };
 
-use super::{Rules, signature};
+use super::{Rules, postback, signature};
 use crate::json::Fields;
 
 const SLOWEST_RATE: f64 = 0.000_1;
@@ -21,7 +21,7 @@ const FAST: &str = "fast";
 const STANDARD_WEBHOOKS: &str = "standard-webhooks";
 
 /// The settings as clients see them.
-pub(super) fn shown(settings: &EndpointSettings) -> [(&'static str, Value); 14] {
+pub(super) fn shown(settings: &EndpointSettings) -> [(&'static str, Value); 19] {
     [
         ("timeout_ms", json!(settings.timeout_ms)),
         ("max_attempts", json!(settings.max_attempts)),
@@ -40,6 +40,11 @@ pub(super) fn shown(settings: &EndpointSettings) -> [(&'static str, Value); 14] 
         ("breaker", json!(settings.breaker)),
         ("signature", json!(settings.signature)),
         ("signing", json!(settings.signing)),
+        ("kind", json!(settings.kind)),
+        ("method", json!(settings.method)),
+        ("template", json!(settings.template)),
+        ("on_missing_field", json!(settings.on_missing_field)),
+        ("redact", json!(settings.redact)),
     ]
 }
 
@@ -47,6 +52,7 @@ pub(super) fn read(fields: &mut Fields, rules: &Rules<'_>) -> EndpointSettings {
     let default = EndpointSettings::default();
     let backoff = backoff(fields).unwrap_or(default.backoff);
     let (signature, signing) = signature::read(fields);
+    let shape = postback::read(fields);
     EndpointSettings {
         timeout_ms: fields
             .number("timeout_ms", 100, rules.longest_timeout_ms)
@@ -71,6 +77,11 @@ pub(super) fn read(fields: &mut Fields, rules: &Rules<'_>) -> EndpointSettings {
         breaker: breaker(fields).unwrap_or_default(),
         signature,
         signing,
+        kind: shape.kind,
+        method: shape.method,
+        template: shape.template,
+        on_missing_field: shape.on_missing_field,
+        redact: shape.redact,
     }
 }
 

@@ -12,6 +12,7 @@ mod headers;
 mod idle;
 mod mtls;
 mod nowhere;
+mod postbacks;
 mod scripted;
 mod secrecy;
 mod signatures;

@@ -79,6 +79,7 @@ fn stamp<'a>(keys: &'a SigningKeys, body: &'a [u8]) -> Stamp<'a> {
         started_at: OffsetDateTime::UNIX_EPOCH,
         keys,
         body,
+        content_type: None,
     }
 }
 

@@ -68,6 +68,7 @@ impl Failing {
         ways.extend(
             [
                 ("url-denied", "the endpoint's url"),
+                ("template", "the payload has no field `absent`"),
                 (
                     "url-broken",
                     "the request could not be made: the stored URL",

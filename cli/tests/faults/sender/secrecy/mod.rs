@@ -177,6 +177,10 @@ impl Scene {
             document["event_types"] = json!(["all"]);
             document["client_certificate"] =
                 json!({ "certificate": certificate, "private_key": private_key });
+            if way.name == "template" {
+                document["kind"] = json!("postback");
+                document["template"] = json!("token={token}&x={absent}");
+            }
             let made = self.world.ask("POST", "/v1/endpoints", &document).await;
             let secret = made["secret"]
                 .as_str()
