@@ -16,7 +16,7 @@ use crate::routes;
         title = "Postrider",
         description = "Outbound webhooks and postbacks: post events, and they are delivered, signed and retried."
     ),
-    paths(routes::endpoint_health::show),
+    paths(routes::endpoint_health::show, routes::endpoint_test::send),
     components(schemas(Problem<'_>, FieldError)),
     modifiers(&Keys),
     security(("key" = []))

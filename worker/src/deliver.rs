@@ -135,7 +135,10 @@ pub fn conclude(
         created_at: created_at(row.id),
         deliver_before: row.event.as_ref().and_then(|event| event.deliver_before),
     };
-    let decided = decide(&job.endpoint.settings, &progress, &verdict, now, jitter);
+    let mut decided = decide(&job.endpoint.settings, &progress, &verdict, now, jitter);
+    if row.kind == Kind::Test {
+        decided = decided.of_a_test();
+    }
     let total = ended.since(started);
     let observed = Observed {
         outcome: verdict.outcome,

@@ -180,7 +180,8 @@ pub(super) fn document(delivery: Delivery) -> Value {
     })
 }
 
-fn attempt(attempt: Attempt) -> Value {
+/// An attempt as clients see it.
+pub(super) fn attempt(attempt: Attempt) -> Value {
     let [queue, dns, connect, tls, first_byte] = attempt.phases_us;
     let truncated = is_truncated(&attempt);
     json!({
@@ -206,6 +207,15 @@ fn attempt(attempt: Attempt) -> Value {
         "applied": attempt.applied,
         "final_status": attempt.final_status,
     })
+}
+
+/// Takes away what is only for readers: where it went, and what was answered.
+pub(super) fn without_what_readers_see(attempt: &mut Value) {
+    if let Some(fields) = attempt.as_object_mut() {
+        for name in ["url", "address", "addresses_dialled", "response"] {
+            fields.remove(name);
+        }
+    }
 }
 
 /// Whether the receiver may have answered more than is kept. A response of exactly that length cannot be told

@@ -5,6 +5,7 @@ mod deliveries;
 mod endpoint_document;
 pub(crate) mod endpoint_health;
 mod endpoint_secrets;
+pub(crate) mod endpoint_test;
 mod endpoints;
 mod event_body;
 mod events;
@@ -79,6 +80,7 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
     .service(path("/v1/endpoints/{id}/health", "GET").route(web::get().to(endpoint_health::show)))
     .service(path("/v1/endpoints/{id}/enable", "POST").route(web::post().to(endpoints::enable)))
     .service(path("/v1/endpoints/{id}/disable", "POST").route(web::post().to(endpoints::disable)))
+    .service(path("/v1/endpoints/{id}/test", "POST").route(web::post().to(endpoint_test::send)))
     .service(
         path("/v1/endpoints/{id}/secret/rotate", "POST")
             .route(web::post().to(endpoint_secrets::rotate)),

@@ -32,5 +32,6 @@ mod secrets;
 mod sender;
 mod stored;
 mod suspects;
+mod test_send;
 mod throttled;
 mod world;

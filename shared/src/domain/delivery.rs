@@ -66,6 +66,8 @@ coded! {
         Cancelled = 4 "cancelled",
         /// The receiver answered 410.
         Gone = 5 "gone",
+        /// It was a test, and its one attempt failed.
+        TestFailed = 6 "test_failed",
     }
 }
 
@@ -75,7 +77,7 @@ impl CloseReason {
     pub const fn status(self) -> Status {
         match self {
             Self::EndpointDisabled | Self::BacklogFull | Self::Gone => Status::Skipped,
-            Self::EndpointDeleted | Self::Cancelled => Status::Cancelled,
+            Self::EndpointDeleted | Self::Cancelled | Self::TestFailed => Status::Cancelled,
         }
     }
 }

@@ -59,7 +59,7 @@ pub enum Decision {
     RetryAt(OffsetDateTime),
     /// No longer tried; kept, explained, replayable.
     DeadLetter(DeadLetterClass),
-    /// Ended without having failed. Never follows from an attempt.
+    /// Ended without being delivered or dead. Of attempts it follows only from a test's.
     Close(CloseReason),
     /// The receiver is gone: the endpoint is disabled, the delivery and all that wait are closed.
     DisableEndpoint(CloseReason),
@@ -79,6 +79,25 @@ pub struct Decided {
     /// The last attempt of its ladder failed, and not by a refusal: if the endpoint had no success
     /// since the first one, it is down.
     pub exhausted: bool,
+}
+
+impl Decided {
+    /// What becomes of a delivery that was only a test: somebody waits for its one answer, so it is not tried
+    /// again and leaves no dead letter.
+    #[must_use]
+    pub fn of_a_test(self) -> Self {
+        let decision = match self.decision {
+            Decision::RetryAt(_) | Decision::DeadLetter(_) => {
+                Decision::Close(CloseReason::TestFailed)
+            }
+            Decision::Complete | Decision::Close(_) | Decision::DisableEndpoint(_) => self.decision,
+        };
+        Self {
+            decision,
+            exhausted: false,
+            ..self
+        }
+    }
 }
 
 /// Where a delivery stands when an attempt has ended.
@@ -174,7 +193,7 @@ pub fn decide(
         Outcome::Internal => dead(DeadLetterClass::Internal, "it could not be sent: our fault"),
         Outcome::Refused => dead(
             DeadLetterClass::Refused,
-            "the address policy forbids its endpoint",
+            "nothing was sent: the endpoint's address or template does not allow it",
         ),
         Outcome::Expired => dead(DeadLetterClass::Expired, "it was too old to be sent"),
     };

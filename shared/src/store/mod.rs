@@ -35,6 +35,7 @@ pub mod retention;
 pub mod sealed;
 pub mod slots;
 pub mod tenants;
+pub mod test_sends;
 
 pub use error::StoreError;
 pub use pool::{Database, Role, Session};
@@ -60,6 +61,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         notices::STATEMENTS,
         notify::STATEMENTS,
         tenants::STATEMENTS,
+        test_sends::STATEMENTS,
         migrate::STATEMENTS,
         partitions::STATEMENTS,
         pauses::STATEMENTS,

@@ -252,13 +252,8 @@ async fn insert(
     payload: &[u8],
     subscribers: &[Subscriber],
 ) -> Result<Uuid, StoreError> {
-    let name = event_type(notice.kind);
     let tenant = notice.tenant.0;
-    transaction.execute(ADD_TYPE, &[&tenant, &name]).await?;
-    let event_type: i32 = transaction
-        .query_one(FIND_TYPE, &[&tenant, &name])
-        .await?
-        .try_get(0)?;
+    let event_type = own_type(transaction, notice.tenant, &event_type(notice.kind)).await?;
     let event = new_v7(told.now);
     let endpoints: Vec<i64> = subscribers.iter().map(|it| it.endpoint).collect();
     let slots: Vec<i16> = subscribers.iter().map(|it| it.slot).collect();
@@ -279,6 +274,19 @@ async fn insert(
     ];
     transaction.execute(INSERT, &params).await?;
     Ok(event)
+}
+
+/// The key of a type that is reserved for us.
+pub(super) async fn own_type(
+    transaction: &Transaction<'_>,
+    tenant: TenantKey,
+    name: &str,
+) -> Result<i32, StoreError> {
+    transaction.execute(ADD_TYPE, &[&tenant.0, &name]).await?;
+    let row = transaction
+        .query_one(FIND_TYPE, &[&tenant.0, &name])
+        .await?;
+    Ok(row.try_get(0)?)
 }
 
 /// Best effort: the scan finds them as well.

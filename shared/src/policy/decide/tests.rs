@@ -416,3 +416,29 @@ proptest! {
         prop_assert!(false, "still going after 40 attempts");
     }
 }
+
+#[test]
+fn a_test_has_one_attempt_and_leaves_no_dead_letter() {
+    let failed = Decision::Close(CloseReason::TestFailed);
+    for (outcome, expected) in [
+        (Outcome::Delivered, Decision::Complete),
+        (Outcome::Transient, failed),
+        (Outcome::Misconfigured, failed),
+        (Outcome::Throttled, failed),
+        (Outcome::Permanent, failed),
+        (Outcome::Internal, failed),
+        (Outcome::Refused, failed),
+        (Outcome::Expired, failed),
+        (Outcome::Gone, Decision::DisableEndpoint(CloseReason::Gone)),
+    ] {
+        let last = EndpointSettings::default().max_attempts;
+        for made in [1, last] {
+            let of_a_test = decided(progress(made, made - 1), verdict(outcome)).of_a_test();
+            assert_eq!((of_a_test.decision, of_a_test.exhausted), (expected, false));
+        }
+    }
+    assert_eq!(
+        CloseReason::TestFailed.status(),
+        crate::domain::delivery::Status::Cancelled
+    );
+}

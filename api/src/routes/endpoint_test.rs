@@ -1,0 +1,224 @@
+//! `POST /v1/endpoints/{id}/test`: sends an event of the type `postrider.test` to one endpoint and waits for
+//! what its receiver answers.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use actix_web::http::StatusCode;
+use actix_web::web::Payload;
+use actix_web::{HttpRequest, HttpResponse};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use shared::domain::endpoint::EndpointState;
+use shared::ids::{DeliveryId, EndpointId, EventId, TenantKey};
+use shared::policy::payload::FieldPath;
+use shared::policy::postback::{Field, Template, UrlTemplate};
+use shared::runtime::clock::boot_time;
+use shared::store::attempts::{self as attempt_store, Attempt};
+use shared::store::endpoints::{self as endpoint_store, Endpoint};
+use shared::store::test_sends::{self as store, TestSend};
+use tokio::sync::Semaphore;
+use utoipa::ToSchema;
+
+use super::{App, deliveries, endpoints, json as reply};
+use crate::json::{self, Fields};
+use crate::problem::{ApiError, Kind, Problem};
+
+/// The most tests that a process waits for at once.
+const MOST_WAITING: usize = 32;
+static WAITING: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MOST_WAITING));
+
+/// What a test may take besides the request: to be found, and to be recorded.
+const SLACK: Duration = Duration::from_secs(3);
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The body; all of it may be left out.
+#[derive(ToSchema)]
+#[expect(
+    dead_code,
+    reason = "the body is read field by field, to name what is wrong"
+)]
+pub(crate) struct TestRequest {
+    /// What is sent. For a postback without one, every field of its templates is `test`.
+    payload: Option<Value>,
+}
+
+/// What came of a test.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TestSent {
+    #[schema(value_type = String, example = "evt_01kb9h2v3cfzqt9m6w8x5y7r2n")]
+    event_id: EventId,
+    #[schema(value_type = String, example = "dlv_01kb9h2v3cfzqt9m6w8x5y7r2n")]
+    delivery_id: DeliveryId,
+    /// The attempt, as `GET /v1/deliveries/{id}/attempts` shows it.
+    #[serde(flatten)]
+    attempt: Value,
+}
+
+/// A test that has not been sent yet: the endpoint's breaker, limits or backlog hold it back.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TestWaits {
+    #[schema(value_type = String, example = "evt_01kb9h2v3cfzqt9m6w8x5y7r2n")]
+    event_id: EventId,
+    #[schema(value_type = String, example = "dlv_01kb9h2v3cfzqt9m6w8x5y7r2n")]
+    delivery_id: DeliveryId,
+    /// What to do.
+    detail: &'static str,
+}
+
+/// Sends a test event now and answers with the attempt. One attempt is made, whatever comes of it; a test that
+/// fails is `cancelled`, never a dead letter.
+#[utoipa::path(
+    post, path = "/v1/endpoints/{id}/test", tag = "Endpoints", operation_id = "testEndpoint",
+    params(("id" = String, Path, description = "The endpoint's id", example = "ep_01kb9h2v3cfzqt9m6w8x5y7r2n")),
+    request_body(content = Option<TestRequest>, example = json!({"payload": {"hello": "receiver"}})),
+    responses(
+        (status = 200, description = "It was sent: the attempt", body = TestSent),
+        (status = 202, description = "It waits for its turn", body = TestWaits),
+        (status = "4XX", description = "See `type`", body = Problem<'_>, content_type = "application/problem+json"),
+        (status = 503, description = "Too many tests at once, or the database is away", body = Problem<'_>, content_type = "application/problem+json"),
+    )
+)]
+pub(crate) async fn send(
+    app: App,
+    request: HttpRequest,
+    payload: Payload,
+) -> Result<HttpResponse, ApiError> {
+    let (caller, id) = endpoints::to_change(&app, &request).await?;
+    let given = read(&app, &request, payload).await?;
+    let _place = WAITING.try_acquire().map_err(|_all_taken| {
+        ApiError::new(Kind::Overloaded, "too many tests are under way at once")
+    })?;
+    let mut client = app.client().await?;
+    let found = endpoint_store::find(&**client, caller.tenant, id.0).await?;
+    let endpoint = found.ok_or_else(|| ApiError::not_found("endpoint"))?;
+    if endpoint.draft.state != EndpointState::Enabled {
+        let detail = "the endpoint is disabled, and nothing is sent to it; enable it first";
+        return Err(ApiError::new(Kind::Conflict, detail));
+    }
+    let body = match given {
+        Some(body) => body,
+        None => sample(&endpoint).to_string().into_bytes(),
+    };
+    let sent = store::publish(&mut client, caller.tenant, &endpoint, &body).await?;
+    drop(client);
+    let longest = endpoint.draft.settings.timeout() + SLACK;
+    let (event_id, delivery_id) = (EventId(sent.event), DeliveryId(sent.delivery));
+    match attempt(&app, caller.tenant, sent, longest).await? {
+        Some(attempt) => {
+            let mut attempt = deliveries::attempt(attempt);
+            if !caller.reads {
+                deliveries::without_what_readers_see(&mut attempt);
+            }
+            let sent = TestSent {
+                event_id,
+                delivery_id,
+                attempt,
+            };
+            reply(StatusCode::OK, &sent)
+        }
+        None => {
+            let waits = TestWaits {
+                event_id,
+                delivery_id,
+                detail: "it waits behind the endpoint's breaker, limits or backlog: see the endpoint's health \
+                         and the delivery",
+            };
+            reply(StatusCode::ACCEPTED, &waits)
+        }
+    }
+}
+
+/// The payload that the caller gives, if any.
+async fn read(
+    app: &App,
+    request: &HttpRequest,
+    payload: Payload,
+) -> Result<Option<Vec<u8>>, ApiError> {
+    if !request.headers().contains_key("content-type") {
+        return Ok(None);
+    }
+    let body = json::read(request, payload, app.config.max_payload).await?;
+    if body.is_empty() {
+        return Ok(None);
+    }
+    let mut fields = Fields::parse(&body)?;
+    let given = fields.take("payload");
+    fields.finish()?;
+    Ok(given.map(|value| value.to_string().into_bytes()))
+}
+
+/// The first attempt, as soon as it is recorded.
+async fn attempt(
+    app: &App,
+    tenant: TenantKey,
+    sent: TestSend,
+    longest: Duration,
+) -> Result<Option<Attempt>, ApiError> {
+    let began = boot_time();
+    while boot_time().since(began) < longest {
+        tokio::time::sleep(LOOK).await;
+        let client = app.client().await?;
+        let first = (i16::MAX, i64::MAX);
+        let mut found = attempt_store::list(&**client, tenant, sent.delivery, first, 1).await?;
+        if let Some(attempt) = found.pop() {
+            return Ok(Some(attempt));
+        }
+    }
+    Ok(None)
+}
+
+/// What is sent when nobody says what.
+fn sample(endpoint: &Endpoint) -> Value {
+    let draft = &endpoint.draft;
+    let mut payload = json!({
+        "message": "This is a test of your endpoint.",
+        "endpoint_id": EndpointId(endpoint.id),
+    });
+    let url = UrlTemplate::parse(&draft.url, false).ok();
+    let template = draft.settings.template.as_deref();
+    let template = template.and_then(|text| Template::parse_form(text).ok());
+    let fields = url.iter().flat_map(UrlTemplate::fields);
+    let fields = fields.chain(template.iter().flat_map(Template::fields));
+    for field in fields {
+        if let Field::Payload(path) = field {
+            put(&mut payload, path);
+        }
+    }
+    payload
+}
+
+/// Makes a field, as far as what is there allows it.
+fn put(payload: &mut Value, path: &FieldPath) {
+    let mut place = payload;
+    for step in path.steps() {
+        if !place.is_object() {
+            *place = Value::Object(Map::new());
+        }
+        let Some(inner) = place.as_object_mut() else {
+            return;
+        };
+        place = inner.entry(step).or_insert(Value::Null);
+    }
+    if place.is_null() {
+        *place = Value::from("test");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_has_every_field_of_a_template() {
+        let mut payload = json!({"message": "m"});
+        for path in ["click_id", "order.id", "order.lines.0.sku", "message"] {
+            put(&mut payload, &path.parse().unwrap());
+        }
+        assert_eq!(
+            payload,
+            json!({"message": "m", "click_id": "test", "order": {"id": "test", "lines": {"0": {"sku": "test"}}}})
+        );
+    }
+}
