@@ -11,6 +11,9 @@ use sha2::{Digest, Sha256};
 use shared::ids::lower_bound;
 use std::collections::BTreeMap;
 use time::OffsetDateTime;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{KnownFormat, Object, ObjectBuilder, SchemaFormat, Type};
+use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use crate::json::{NOT_AN_INSTANT, instant};
@@ -37,10 +40,63 @@ pub(crate) struct Page {
     filters: [u8; HASH_BYTES],
 }
 
-#[derive(Debug, Serialize)]
+/// A page of a list, newest first.
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct List<T> {
     data: Vec<T>,
+    /// For `?cursor=`; null on the last page.
+    #[schema(required)]
     next_cursor: Option<String>,
+}
+
+/// `limit` and `cursor`, for the documentation.
+pub(crate) struct PageParams;
+
+/// `since` and `until`, for the documentation.
+pub(crate) struct RangeParams;
+
+impl IntoParams for PageParams {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let limit = Object::builder()
+            .schema_type(Type::Integer)
+            .minimum(Some(1))
+            .maximum(Some(MOST_LIMIT))
+            .default(Some(DEFAULT_LIMIT.into()));
+        let cursor = Object::builder()
+            .schema_type(Type::String)
+            .pattern(Some("^[A-Za-z0-9_-]{32}$"));
+        vec![
+            parameter("limit", "The most rows of the page", limit),
+            parameter(
+                "cursor",
+                "`next_cursor` of the page before; it belongs to the same filters",
+                cursor,
+            ),
+        ]
+    }
+}
+
+impl IntoParams for RangeParams {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let instant = || {
+            Object::builder()
+                .schema_type(Type::String)
+                .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime)))
+        };
+        vec![
+            parameter("since", "Created then or later", instant()),
+            parameter("until", "Created before", instant()),
+        ]
+    }
+}
+
+fn parameter(name: &str, description: &str, schema: ObjectBuilder) -> Parameter {
+    ParameterBuilder::new()
+        .name(name)
+        .parameter_in(ParameterIn::Query)
+        .description(Some(description))
+        .schema(Some(schema))
+        .build()
 }
 
 impl<T> List<T> {

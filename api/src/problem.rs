@@ -28,6 +28,7 @@ pub(crate) enum Kind {
     MethodNotAllowed,
     RequestTimeout,
     Conflict,
+    PreconditionFailed,
     PayloadTooLarge,
     UnsupportedMediaType,
     InvalidFields,
@@ -40,7 +41,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const fn row(self) -> (u16, &'static str, &'static str) {
+    /// Status, last part of the type, and title.
+    pub(crate) const fn row(self) -> (u16, &'static str, &'static str) {
         match self {
             Self::MalformedJson => (400, "malformed-json", "The body is not valid JSON"),
             Self::InvalidParameter => (400, "invalid-parameter", "A parameter is not valid"),
@@ -51,6 +53,7 @@ impl Kind {
             Self::MethodNotAllowed => (405, "method-not-allowed", "Not with this method"),
             Self::RequestTimeout => (408, "request-timeout", "The body came too slowly"),
             Self::Conflict => (409, "conflict", "The current state does not allow this"),
+            Self::PreconditionFailed => (412, "precondition-failed", "It has changed meanwhile"),
             Self::PayloadTooLarge => (413, "payload-too-large", "The body is too large"),
             Self::UnsupportedMediaType => (415, "unsupported-media-type", "JSON is expected"),
             Self::InvalidFields => (422, "invalid-fields", "Some fields are not valid"),
@@ -60,6 +63,43 @@ impl Kind {
             Self::Internal => (500, "internal", "Something went wrong on our side"),
             Self::Overloaded => (503, "overloaded", "Too much at once; try again"),
             Self::Unavailable => (503, "unavailable", "Not available at the moment; try again"),
+        }
+    }
+
+    /// The type.
+    pub(crate) fn urn(self) -> String {
+        let (_, slug, _) = self.row();
+        format!("urn:postrider:problem:{slug}")
+    }
+
+    /// A detail such as clients get to see, for the documentation.
+    pub(crate) const fn example(self) -> &'static str {
+        match self {
+            Self::MalformedJson => "expected `,` or `}` at line 1 column 12",
+            Self::InvalidParameter => "`limit` must be 1 to 250",
+            Self::Unauthorized => "this key does not exist, has expired or was revoked",
+            Self::MissingScope => "this needs a key with the scope `read`",
+            Self::NotFound => "there is no such endpoint",
+            Self::AdminDisabled => {
+                "set POSTRIDER_ADMIN_TOKEN (at least 16 characters) to use /v1/admin"
+            }
+            Self::MethodNotAllowed => "this path answers to GET",
+            Self::RequestTimeout => "the body did not arrive within 30 s",
+            Self::Conflict => "its request is on the wire; it can be retried when that has ended",
+            Self::PreconditionFailed => {
+                "the endpoint has changed: its ETag is \"7\"; read it again, and send that"
+            }
+            Self::PayloadTooLarge => {
+                "the body has more than the 262144 bytes that are allowed here"
+            }
+            Self::UnsupportedMediaType => "send `Content-Type: application/json`",
+            Self::InvalidFields => "/name: is required",
+            Self::NotSupported => "the header `Idempotency-Key` is not supported by this version",
+            Self::LimitReached => "a tenant has at most 10000 endpoints",
+            Self::NotStorable => "the database refuses this event",
+            Self::Internal => "the cause is in the log of the server",
+            Self::Overloaded => "more events wait to be stored than may wait; nothing was stored",
+            Self::Unavailable => "the database is away; nothing was changed, or it is not known",
         }
     }
 }
@@ -183,9 +223,9 @@ impl ResponseError for ApiError {
     }
 
     fn error_response(&self) -> HttpResponse {
-        let (status, slug, title) = self.kind.row();
+        let (status, _, title) = self.kind.row();
         let body = Problem {
-            kind: format!("urn:postrider:problem:{slug}"),
+            kind: self.kind.urn(),
             title,
             status,
             detail: &self.detail,

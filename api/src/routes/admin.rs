@@ -7,23 +7,34 @@
 use actix_web::http::StatusCode;
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
-use serde_json::{Value, json};
 use shared::ids::{KeyId, OrganizationId, TenantId};
 use shared::store::StoreError;
-use shared::store::keys::{self, KeyInfo, OwnerKey};
-use shared::store::tenants::{self as store, Organization, Tenant};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
+use shared::store::keys::{self, OwnerKey};
+use shared::store::tenants as store;
 
+use super::admin_document::{
+    CreatedKey, Key, NewKey, NewOrganization, NewOwnTenant, NewTenant, Organization, OwnerKind,
+    Tenant,
+};
 use super::{App, json as reply, path_id, refuse_idempotency_key};
 use crate::auth::{MOST_EXTERNAL_ID, Scope};
 use crate::json::{self, Fields};
-use crate::paging::Query;
+use crate::openapi::refused::{self, Refused};
+use crate::openapi::{example, schema};
+use crate::paging::{List, PageParams, Query};
 use crate::problem::{ApiError, Kind};
 
-const MOST_NAME: usize = 256;
+pub(crate) const MOST_NAME: usize = 256;
 
-/// `POST /v1/admin/organizations`
+/// Create an organization
+#[utoipa::path(
+    post, path = "/v1/admin/organizations", tag = "Administration", operation_id = "createOrganization", security(("admin" = [])),
+    request_body(content = NewOrganization, example = json!({"name": "Example Shops"})),
+    responses(
+        (status = 201, description = "Made", body = Organization, example = json!(example::organization())),
+        Refused<(refused::AdminToken, refused::Post, refused::Body)>,
+    )
+)]
 pub(super) async fn create_organization(
     app: App,
     request: HttpRequest,
@@ -35,10 +46,19 @@ pub(super) async fn create_organization(
     fields.finish()?;
     let client = app.client().await?;
     let made = store::create_organization(&**client, &name).await?;
-    reply(StatusCode::CREATED, &organization(made))
+    reply(StatusCode::CREATED, &Organization::new(made))
 }
 
-/// `GET /v1/admin/organizations`
+/// List organizations
+#[utoipa::path(
+    get, path = "/v1/admin/organizations", tag = "Administration", operation_id = "listOrganizations", security(("admin" = [])),
+    params(PageParams),
+    responses(
+        (status = 200, description = "Newest first", body = List<Organization>,
+         example = json!(example::list(example::organization()))),
+        Refused<(refused::AdminToken, refused::Query)>,
+    )
+)]
 pub(super) async fn organizations(
     app: App,
     request: HttpRequest,
@@ -49,11 +69,21 @@ pub(super) async fn organizations(
     let rows = store::list_organizations(&**client, page.before, page.fetch()).await?;
     reply(
         StatusCode::OK,
-        &page.reply(rows, |row| row.id, organization),
+        &page.reply(rows, |row| row.id, Organization::new),
     )
 }
 
-/// `POST /v1/admin/tenants`
+/// Create a tenant
+///
+/// Of an organization, or of none.
+#[utoipa::path(
+    post, path = "/v1/admin/tenants", tag = "Administration", operation_id = "createTenant", security(("admin" = [])),
+    request_body(content = NewTenant, example = json!({"name": "Shop 42"})),
+    responses(
+        (status = 201, description = "Made", body = Tenant, example = json!(example::tenant())),
+        Refused<(refused::AdminToken, refused::Post, refused::Body, refused::Id, refused::State)>,
+    )
+)]
 pub(super) async fn create_tenant(
     app: App,
     request: HttpRequest,
@@ -88,19 +118,38 @@ pub(super) async fn create_tenant(
     let made = store::create(&**client, organization, external_id.as_deref(), &name)
         .await
         .map_err(taken)?;
-    reply(StatusCode::CREATED, &tenant(made))
+    reply(StatusCode::CREATED, &Tenant::new(made))
 }
 
-/// `GET /v1/admin/tenants`
+/// List tenants
+#[utoipa::path(
+    get, path = "/v1/admin/tenants", tag = "Administration", operation_id = "listTenants", security(("admin" = [])),
+    params(PageParams),
+    responses(
+        (status = 200, description = "Newest first", body = List<Tenant>,
+         example = json!(example::list(example::tenant()))),
+        Refused<(refused::AdminToken, refused::Query)>,
+    )
+)]
 pub(super) async fn tenants(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     app.auth.admin(&request)?;
     let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
     let client = app.client().await?;
     let rows = store::list(&**client, None, page.before, page.fetch()).await?;
-    reply(StatusCode::OK, &page.reply(rows, |row| row.id, tenant))
+    reply(StatusCode::OK, &page.reply(rows, |row| row.id, Tenant::new))
 }
 
-/// `POST /v1/tenants`, with an organization's key.
+/// Create a tenant of one's own
+///
+/// With an organization's key.
+#[utoipa::path(
+    post, path = "/v1/tenants", tag = "Tenants", operation_id = "createOwnTenant", security(("organization" = ["tenants:write"])),
+    request_body(content = NewOwnTenant, example = json!({"name": "Shop 42", "external_id": "shop-42"})),
+    responses(
+        (status = 201, description = "Made", body = Tenant, example = json!(example::tenant())),
+        Refused<(refused::OrganizationKey, refused::Post, refused::Body, refused::State)>,
+    )
+)]
 pub(super) async fn create_own_tenant(
     app: App,
     request: HttpRequest,
@@ -114,19 +163,44 @@ pub(super) async fn create_own_tenant(
     let made = store::create(&**client, Some(organization), external_id.as_deref(), &name)
         .await
         .map_err(taken)?;
-    reply(StatusCode::CREATED, &tenant(made))
+    reply(StatusCode::CREATED, &Tenant::new(made))
 }
 
-/// `GET /v1/tenants`, with an organization's key.
+/// List one's own tenants
+///
+/// With an organization's key.
+#[utoipa::path(
+    get, path = "/v1/tenants", tag = "Tenants", operation_id = "listOwnTenants", security(("organization" = ["read"])),
+    params(PageParams),
+    responses(
+        (status = 200, description = "Newest first", body = List<Tenant>,
+         example = json!(example::list(example::tenant()))),
+        Refused<(refused::OrganizationKey, refused::Query)>,
+    )
+)]
 pub(super) async fn own_tenants(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let organization = app.auth.organization(&request, Scope::Read).await?;
     let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
     let client = app.client().await?;
     let rows = store::list(&**client, Some(organization), page.before, page.fetch()).await?;
-    reply(StatusCode::OK, &page.reply(rows, |row| row.id, tenant))
+    reply(StatusCode::OK, &page.reply(rows, |row| row.id, Tenant::new))
 }
 
-/// `POST /v1/admin/{organizations|tenants}/{id}/keys`: the only reply that holds the key.
+/// Create a key
+///
+/// The only reply that holds its text. Without `scopes` it may do everything that its owner may.
+#[utoipa::path(
+    post, path = "/v1/admin/{owner}/{id}/keys", tag = "Administration", operation_id = "createKey", security(("admin" = [])),
+    params(
+        ("owner" = inline(OwnerKind), Path, description = "Whose keys"),
+        ("id" = String, Path, description = "The owner's id", pattern = "^(tnt|org)_[0-7][0-9a-hjkmnp-tv-z]{25}$"),
+    ),
+    request_body(content = Option<NewKey>, example = json!({"name": "backend", "scopes": ["events:write"]})),
+    responses(
+        (status = 201, description = "Made", body = CreatedKey<'_>, example = json!(example::created_key())),
+        Refused<(refused::AdminToken, refused::Post, refused::Body, refused::Id)>,
+    )
+)]
 pub(super) async fn create_key(
     app: App,
     request: HttpRequest,
@@ -146,28 +220,46 @@ pub(super) async fn create_key(
     fields.finish()?;
     let client = app.client().await?;
     let (info, key) = keys::create(&**client, owner, &name, &scopes, expires_at).await?;
-    let mut document = key_document(info);
-    if let Some(map) = document.as_object_mut() {
-        map.insert("key".to_owned(), json!(key.reveal()));
-    }
-    reply(StatusCode::CREATED, &document)
+    let created = CreatedKey::new(info, key.reveal());
+    reply(StatusCode::CREATED, &created)
 }
 
-/// `GET /v1/admin/{organizations|tenants}/{id}/keys`
+/// List keys
+#[utoipa::path(
+    get, path = "/v1/admin/{owner}/{id}/keys", tag = "Administration", operation_id = "listKeys", security(("admin" = [])),
+    params(
+        ("owner" = inline(OwnerKind), Path, description = "Whose keys"),
+        ("id" = String, Path, description = "The owner's id", pattern = "^(tnt|org)_[0-7][0-9a-hjkmnp-tv-z]{25}$"), PageParams,
+    ),
+    responses(
+        (status = 200, description = "Newest first", body = List<Key>, example = json!(example::list(example::key()))),
+        Refused<(refused::AdminToken, refused::Query, refused::Id)>,
+    )
+)]
 pub(super) async fn keys(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     app.auth.admin(&request)?;
     let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
     let owner = owner(&app, &request).await?;
     let client = app.client().await?;
     let rows = keys::list(&**client, owner, page.before, page.fetch()).await?;
-    reply(
-        StatusCode::OK,
-        &page.reply(rows, |row| row.id, key_document),
-    )
+    reply(StatusCode::OK, &page.reply(rows, |row| row.id, Key::new))
 }
 
-/// `DELETE /v1/admin/{organizations|tenants}/{id}/keys/{key}`: refused everywhere within two
-/// seconds.
+/// Revoke a key
+///
+/// Refused everywhere within two seconds.
+#[utoipa::path(
+    delete, path = "/v1/admin/{owner}/{id}/keys/{key}", tag = "Administration", operation_id = "revokeKey", security(("admin" = [])),
+    params(
+        ("owner" = inline(OwnerKind), Path, description = "Whose keys"),
+        ("id" = String, Path, description = "The owner's id", pattern = "^(tnt|org)_[0-7][0-9a-hjkmnp-tv-z]{25}$"),
+        ("key" = schema::KeyId, Path, description = "The key's id"),
+    ),
+    responses(
+        (status = 204, description = "Revoked, now or before"),
+        Refused<(refused::AdminToken, refused::Id)>,
+    )
+)]
 pub(super) async fn revoke_key(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     app.auth.admin(&request)?;
     let id: KeyId = path_id(&request, "key")?;
@@ -238,39 +330,4 @@ fn taken(error: StoreError) -> ApiError {
         return ApiError::new(Kind::Conflict, detail);
     }
     error.into()
-}
-
-fn organization(organization: Organization) -> Value {
-    json!({
-        "id": OrganizationId(organization.id),
-        "name": organization.name,
-        "created_at": instant(organization.created_at),
-    })
-}
-
-fn tenant(tenant: Tenant) -> Value {
-    json!({
-        "id": TenantId(tenant.id),
-        "organization_id": tenant.organization.map(OrganizationId),
-        "external_id": tenant.external_id,
-        "name": tenant.name,
-        "created_at": instant(tenant.created_at),
-    })
-}
-
-fn key_document(info: KeyInfo) -> Value {
-    json!({
-        "id": KeyId(info.id),
-        "hint": info.hint,
-        "name": info.name,
-        "scopes": info.scopes,
-        "created_at": instant(info.created_at),
-        "expires_at": info.expires_at.map(instant),
-        "revoked_at": info.revoked_at.map(instant),
-        "last_used_at": info.last_used_at.map(instant),
-    })
-}
-
-fn instant(at: OffsetDateTime) -> String {
-    at.format(&Rfc3339).unwrap_or_default()
 }

@@ -2,24 +2,35 @@
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse};
-use serde_json::{Value, json};
-use shared::domain::attempt::{KEPT_OF_FAILURE, kept_of_response};
 use shared::domain::delivery::Status;
-use shared::ids::{DeliveryId, EndpointId, EventId, TenantKey, created_at};
-use shared::store::attempts::{self as attempt_store, Attempt};
-use shared::store::deliveries::{self as store, Delivery, Filter};
+use shared::ids::{DeliveryId, EndpointId, TenantKey};
+use shared::store::attempts::{self as attempt_store, Attempt as StoredAttempt};
+use shared::store::deliveries::{self as store, Delivery as Stored, Filter};
 use shared::store::{endpoints, notify};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use tokio_postgres::IsolationLevel;
 use uuid::Uuid;
 
+use super::delivery_document::{Attempt, Delivery};
 use super::{App, json as reply, path_id, refuse_idempotency_key};
 use crate::auth::Scope;
-use crate::paging::{List, Query};
+use crate::openapi::refused::{self, Refused};
+use crate::openapi::{example, schema};
+use crate::paging::{List, PageParams, Query, RangeParams};
 use crate::problem::{ApiError, Kind};
 
-/// `GET /v1/deliveries`
+/// List deliveries
+#[utoipa::path(
+    get, path = "/v1/deliveries", tag = "Deliveries", operation_id = "listDeliveries", security(("key" = ["read"])),
+    params(
+        ("status" = Option<schema::DeliveryStatus>, Query, description = "Only those that stand so"),
+        ("endpoint_id" = Option<schema::EndpointId>, Query, description = "Only to this endpoint"),
+        RangeParams, PageParams,
+    ),
+    responses(
+        (status = 200, description = "Newest first", body = List<Delivery>, example = json!(example::list(example::delivery()))),
+        Refused<(refused::Key, refused::Query, refused::Id)>,
+    )
+)]
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let known = &["status", "endpoint_id", "since", "until", "limit", "cursor"];
@@ -55,19 +66,35 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
     let rows = store::by_ids(&*snapshot, tenant, &ids).await?;
     snapshot.commit().await?;
     drop(client);
-    let data = rows.into_iter().map(document).collect();
+    let data = rows.into_iter().map(Delivery::new).collect();
     reply(StatusCode::OK, &List::new(data, next))
 }
 
-/// `GET /v1/deliveries/{id}`
+/// Get a delivery
+#[utoipa::path(
+    get, path = "/v1/deliveries/{id}", tag = "Deliveries", operation_id = "getDelivery", security(("key" = ["read"])),
+    params(("id" = schema::DeliveryId, Path, description = "The delivery's id")),
+    responses(
+        (status = 200, description = "How it stands", body = Delivery, example = json!(example::delivery())),
+        Refused<(refused::Key, refused::Id)>,
+    )
+)]
 pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let id: DeliveryId = path_id(&request, "id")?;
     let found = find(&app, tenant, id.0).await?;
-    reply(StatusCode::OK, &document(found))
+    reply(StatusCode::OK, &Delivery::new(found))
 }
 
-/// `GET /v1/deliveries/{id}/attempts`
+/// List a delivery's attempts
+#[utoipa::path(
+    get, path = "/v1/deliveries/{id}/attempts", tag = "Deliveries", operation_id = "listAttempts", security(("key" = ["read"])),
+    params(("id" = schema::DeliveryId, Path, description = "The delivery's id"), PageParams),
+    responses(
+        (status = 200, description = "Newest first", body = List<Attempt>, example = json!(example::list(example::attempt()))),
+        Refused<(refused::Key, refused::Id, refused::Query)>,
+    )
+)]
 pub(super) async fn attempts(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let id: DeliveryId = path_id(&request, "id")?;
@@ -79,10 +106,23 @@ pub(super) async fn attempts(app: App, request: HttpRequest) -> Result<HttpRespo
     }
     let rows = attempt_store::list(&**client, tenant, id.0, before, page.fetch()).await?;
     drop(client);
-    reply(StatusCode::OK, &page.reply(rows, attempt_cursor, attempt))
+    reply(
+        StatusCode::OK,
+        &page.reply(rows, attempt_cursor, Attempt::new),
+    )
 }
 
-/// `POST /v1/deliveries/{id}/cancel`: a waiting delivery becomes `cancelled`.
+/// Cancel a delivery
+///
+/// A waiting delivery becomes `cancelled`. One that is on the wire or final does not: 409.
+#[utoipa::path(
+    post, path = "/v1/deliveries/{id}/cancel", tag = "Deliveries", operation_id = "cancelDelivery", security(("key" = ["replay"])),
+    params(("id" = schema::DeliveryId, Path, description = "The delivery's id")),
+    responses(
+        (status = 200, description = "Cancelled", body = Delivery, example = json!(example::delivery())),
+        Refused<(refused::Key, refused::Id, refused::Post, refused::State)>,
+    )
+)]
 pub(super) async fn cancel(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Replay).await?.tenant;
     let id: DeliveryId = path_id(&request, "id")?;
@@ -94,10 +134,20 @@ pub(super) async fn cancel(app: App, request: HttpRequest) -> Result<HttpRespons
     if !cancelled {
         return Err(not_now(&found, "cancelled"));
     }
-    reply(StatusCode::OK, &document(found))
+    reply(StatusCode::OK, &Delivery::new(found))
 }
 
-/// `POST /v1/deliveries/{id}/retry`: a waiting delivery is due now.
+/// Retry a delivery now
+///
+/// A waiting delivery is due now. One that is on the wire or final: 409.
+#[utoipa::path(
+    post, path = "/v1/deliveries/{id}/retry", tag = "Deliveries", operation_id = "retryDelivery", security(("key" = ["replay"])),
+    params(("id" = schema::DeliveryId, Path, description = "The delivery's id")),
+    responses(
+        (status = 202, description = "Will be sent", body = Delivery, example = json!(example::delivery())),
+        Refused<(refused::Key, refused::Id, refused::Post, refused::State)>,
+    )
+)]
 pub(super) async fn retry(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Replay).await?.tenant;
     let id: DeliveryId = path_id(&request, "id")?;
@@ -113,17 +163,17 @@ pub(super) async fn retry(app: App, request: HttpRequest) -> Result<HttpResponse
     }
     notify::commands(&**client).await;
     drop(client);
-    reply(StatusCode::ACCEPTED, &document(found))
+    reply(StatusCode::ACCEPTED, &Delivery::new(found))
 }
 
-async fn find(app: &App, tenant: TenantKey, id: Uuid) -> Result<Delivery, ApiError> {
+async fn find(app: &App, tenant: TenantKey, id: Uuid) -> Result<Stored, ApiError> {
     let client = app.client().await?;
     let mut found = store::by_ids(&**client, tenant, &[id]).await?;
     found.pop().ok_or_else(missing)
 }
 
 /// Why a delivery cannot be retried or cancelled as it stands.
-fn not_now(delivery: &Delivery, verb: &str) -> ApiError {
+fn not_now(delivery: &Stored, verb: &str) -> ApiError {
     let detail = match delivery.status {
         Status::InFlight => {
             format!("its request is on the wire; it can be {verb} when that has ended")
@@ -151,86 +201,8 @@ fn status(name: &str) -> Result<Status, ApiError> {
     })
 }
 
-/// A delivery as clients see it.
-pub(super) fn document(delivery: Delivery) -> Value {
-    let last = delivery.last.as_ref();
-    let error = last.and_then(|last| match &last.error {
-        Some(error) => Some(error.clone()),
-        None if last.outcome == shared::domain::attempt::Outcome::Delivered => None,
-        None => Some(last.outcome.name().to_owned()),
-    });
-    let (class, why) = delivery.dead_letter.unzip();
-    json!({
-        "id": DeliveryId(delivery.id),
-        "event_id": EventId(delivery.event),
-        "endpoint_id": EndpointId(delivery.endpoint),
-        "status": delivery.status,
-        "created_at": instant(created_at(delivery.id)),
-        "attempt_count": delivery.attempts_made,
-        "max_attempts": delivery.max_attempts,
-        "next_attempt_at": delivery.next_attempt_at.map(instant),
-        "delivered_at": delivery.delivered_at.map(instant),
-        "ended_at": delivery.delivered_at.or(delivery.ended_at).map(instant),
-        "last_error": error,
-        "last_status_code": last.and_then(|last| last.status_code),
-        "last_response_ms": last.map(|last| last.total_ms),
-        "close_reason": delivery.close_reason,
-        "dead_letter_class": class,
-        "dead_letter_reason": why.flatten(),
-    })
-}
-
-/// An attempt as clients see it.
-pub(super) fn attempt(attempt: Attempt) -> Value {
-    let [queue, dns, connect, tls, first_byte] = attempt.phases_us;
-    let truncated = is_truncated(&attempt);
-    json!({
-        "number": attempt.number,
-        "started_at": instant(attempt.started_at),
-        "outcome": attempt.outcome,
-        "status_code": attempt.status_code,
-        "response_ms": attempt.total_ms,
-        "timings_us": {
-            "queue": queue,
-            "dns": dns,
-            "connect": connect,
-            "tls": tls,
-            "first_byte": first_byte,
-        },
-        "url": attempt.url,
-        "address": attempt.address,
-        "addresses_dialled": attempt.dialled,
-        "error": attempt.error,
-        "response": attempt.response.map(|body| String::from_utf8_lossy(&body).into_owned()),
-        "response_truncated": truncated,
-        "endpoint_version": attempt.endpoint_version,
-        "applied": attempt.applied,
-        "final_status": attempt.final_status,
-    })
-}
-
-/// Takes away what is only for readers: where it went, and what was answered.
-pub(super) fn without_what_readers_see(attempt: &mut Value) {
-    if let Some(fields) = attempt.as_object_mut() {
-        for name in ["url", "address", "addresses_dialled", "response"] {
-            fields.remove(name);
-        }
-    }
-}
-
-/// Whether the receiver may have answered more than is kept. A response of exactly that length cannot be told
-/// from a longer one.
-fn is_truncated(attempt: &Attempt) -> bool {
-    let status = attempt.status_code.and_then(|it| u16::try_from(it).ok());
-    let kept = status.map_or(KEPT_OF_FAILURE, kept_of_response);
-    attempt
-        .response
-        .as_ref()
-        .is_some_and(|body| body.len() >= kept)
-}
-
 /// Attempts have no id of their own: number and epoch, packed, are their place in a list.
-fn attempt_cursor(attempt: &Attempt) -> Uuid {
+fn attempt_cursor(attempt: &StoredAttempt) -> Uuid {
     let number = u64::try_from(attempt.number).unwrap_or(0);
     let epoch = u64::try_from(attempt.epoch).unwrap_or(0);
     Uuid::from_u64_pair(number, epoch)
@@ -242,8 +214,4 @@ fn attempt_position(cursor: Uuid) -> (i16, i64) {
         i16::try_from(number).unwrap_or(i16::MAX),
         i64::try_from(epoch).unwrap_or(i64::MAX),
     )
-}
-
-fn instant(at: OffsetDateTime) -> String {
-    at.format(&Rfc3339).unwrap_or_default()
 }

@@ -3,28 +3,28 @@
 //! A create is the reading of a document, a change is the reading of the current document after an
 //! RFC 7396 merge: so both have the same rules, and `null` means the default.
 //!
-//! What lies encrypted in the database ([`opened`]) is write-only; [`FOR_READERS`] is shown to those alone
-//! who may read.
+//! What lies encrypted in the database ([`opened`]) is write-only; the URL and the metadata are shown to those
+//! alone who may read.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use shared::domain::endpoint::{EndpointState, is_type_pattern};
 use shared::domain::postback::EndpointKind;
-use shared::ids::EndpointId;
 use shared::policy::address::{AddressRules, parse_endpoint_url, unicode_form, vet_literal};
 use shared::policy::headers::{MAX_HEADERS, Together, check_name, check_value};
 use shared::policy::postback::{TemplateError, UrlTemplate};
 use shared::sealed_parts::Headers;
 use shared::sealing::MasterKeys;
 use shared::store::endpoints::{Endpoint, EndpointDraft};
-use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 mod opened;
 mod postback;
 mod settings;
+mod shown;
 mod signature;
 
 pub(super) use self::opened::{Opened, open};
+pub(super) use self::shown::{CreatedEndpoint, Document, EndpointPatch, NewEndpoint};
 use super::event_body::wrong_channels;
 use crate::json::Fields;
 use crate::problem::ApiError;
@@ -36,11 +36,6 @@ const MOST_PATTERNS: usize = 100;
 /// As much of a header's name as an error repeats.
 const MOST_NAME_SHOWN: usize = 64;
 const MOST_METADATA_BYTES: usize = 16 << 10;
-
-/// What a key without the scope `read` is not shown, not even of what it has just written: a URL may be
-/// the receiver's credential, and metadata is whatever the tenant keeps there. Left out instead of
-/// replaced: a document that is sent back as it was shown changes nothing.
-const FOR_READERS: [&str; 3] = ["url", "url_unicode", "metadata"];
 
 /// What reading a document needs to know of the process.
 pub(super) struct Rules<'a> {
@@ -97,7 +92,7 @@ pub(super) fn read(
 
 /// The current document, with a merge patch applied (RFC 7396).
 pub(super) fn merged(current: &Endpoint, opened: &Opened, patch: Map<String, Value>) -> Fields {
-    let mut document = writable(&current.draft, Some(opened));
+    let mut document = Document::new(current, Some(opened), &[]).writable();
     // A `null` takes away what is there; for a field that cannot be there it stays, to be refused.
     let unknown: Vec<String> = patch
         .keys()
@@ -121,56 +116,6 @@ pub(super) fn merged(current: &Endpoint, opened: &Opened, patch: Map<String, Val
         document.entry(name).or_insert(Value::Null);
     }
     Fields::from_map(document)
-}
-
-/// The endpoint as clients see it.
-pub(super) fn shown(endpoint: &Endpoint, opened: Option<&Opened>, public_keys: &[String]) -> Value {
-    let mut document = Map::new();
-    document.insert("id".to_owned(), json!(EndpointId(endpoint.id)));
-    document.append(&mut writable(&endpoint.draft, opened));
-    if let Some(unicode) = url_unicode(&endpoint.draft.url) {
-        document.insert("url_unicode".to_owned(), json!(unicode));
-    }
-    document.insert("public_keys".to_owned(), json!(public_keys));
-    document.insert("created_at".to_owned(), instant(endpoint.created_at));
-    document.insert("updated_at".to_owned(), instant(endpoint.updated_at));
-    Value::Object(document)
-}
-
-/// Takes away what is only for readers.
-pub(super) fn without_what_readers_see(document: &mut Value) {
-    if let Some(fields) = document.as_object_mut() {
-        for name in FOR_READERS {
-            fields.remove(name);
-        }
-    }
-}
-
-fn instant(at: time::OffsetDateTime) -> Value {
-    json!(at.format(&Rfc3339).unwrap_or_default())
-}
-
-/// The fields that clients may write, with their values.
-fn writable(draft: &EndpointDraft, opened: Option<&Opened>) -> Map<String, Value> {
-    let unreadable = [
-        ("headers", Value::Null),
-        ("client_certificate", Value::Null),
-    ];
-    let fields = [
-        ("url", json!(draft.url)),
-        ("description", json!(draft.description)),
-        ("event_types", json!(draft.event_types)),
-        ("channels", json!(draft.channels)),
-        ("enabled", json!(draft.state == EndpointState::Enabled)),
-        ("ordered", json!(draft.ordered)),
-        ("metadata", draft.metadata.clone()),
-    ];
-    fields
-        .into_iter()
-        .chain(opened.map_or(unreadable, Opened::shown))
-        .chain(settings::shown(&draft.settings))
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect()
 }
 
 fn merge(target: &mut Map<String, Value>, patch: Map<String, Value>) {

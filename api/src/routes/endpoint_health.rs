@@ -12,15 +12,25 @@ use utoipa::ToSchema;
 use super::{App, json as reply, path_id};
 use crate::auth::Scope;
 use crate::instant::Instant;
-use crate::problem::{ApiError, Problem};
+use crate::openapi::refused::{self, Refused};
+use crate::openapi::{example, schema};
+use crate::problem::ApiError;
 
-/// How an endpoint fares.
+/// Get an endpoint's health
+///
+/// How it fares: its breaker and its latest results.
 #[utoipa::path(
     get, path = "/v1/endpoints/{id}/health", tag = "Endpoints", operation_id = "getEndpointHealth",
-    params(("id" = String, Path, description = "The endpoint's id", example = "ep_01kb9h2v3cfzqt9m6w8x5y7r2n")),
+    security(("key" = ["read"])),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
     responses(
-        (status = 200, description = "Its breaker and its latest results", body = EndpointHealth),
-        (status = "4XX", description = "See `type`", body = Problem<'_>, content_type = "application/problem+json"),
+        (status = 200, description = "Its breaker and its latest results", body = EndpointHealth, example = json!({
+            "state": "open", "consecutive_failures": 10, "failure_threshold": 10, "opened_at": example::CREATED,
+            "cooldown_seconds": 300, "next_probe_at": example::LATER, "failing_since": example::CREATED,
+            "p50_ms": null, "p95_ms": 120, "p99_ms": null, "sample_count": 0, "slow": false,
+            "last_success_at": null, "last_failure_at": example::CREATED,
+        })),
+        Refused<(refused::Key, refused::Id)>,
     )
 )]
 pub(crate) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
@@ -36,23 +46,33 @@ pub(crate) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
     )
 }
 
+/// How an endpoint fares.
 #[derive(Serialize, ToSchema)]
 struct EndpointHealth {
     state: BreakerState,
     consecutive_failures: u16,
     /// How many failures in a row open the breaker.
     failure_threshold: u16,
+    #[schema(required)]
     opened_at: Option<Instant>,
     /// How long it stays open before a probe.
+    #[schema(required)]
     cooldown_seconds: Option<u64>,
+    #[schema(required)]
     next_probe_at: Option<Instant>,
+    #[schema(required)]
     failing_since: Option<Instant>,
+    #[schema(required)]
     p50_ms: Option<u32>,
+    #[schema(required)]
     p95_ms: Option<u32>,
+    #[schema(required)]
     p99_ms: Option<u32>,
     sample_count: u64,
     slow: bool,
+    #[schema(required)]
     last_success_at: Option<Instant>,
+    #[schema(required)]
     last_failure_at: Option<Instant>,
 }
 

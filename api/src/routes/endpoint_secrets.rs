@@ -11,7 +11,7 @@ use actix_web::http::{StatusCode, header};
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use deadpool_postgres::Transaction;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use shared::ids::{EndpointId, EndpointKey};
 use shared::policy::signing::{InvalidKey, KeyPair, PublicKey, Secret};
 use shared::runtime::jitter;
@@ -20,14 +20,17 @@ use shared::store::endpoint_secrets::{
 };
 use shared::store::endpoints::{self, Endpoint};
 use shared::store::notify;
-use time::format_description::well_known::Rfc3339;
 use tokio_postgres::GenericClient;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::endpoints::{locked, to_change};
 use super::{App, State, json as reply};
 use crate::auth::Caller;
+use crate::instant::Instant;
 use crate::json::{self, Fields};
+use crate::openapi::refused::{self, Refused};
+use crate::openapi::{example, schema};
 use crate::paging::Query;
 use crate::problem::{ApiError, Kind};
 
@@ -102,7 +105,21 @@ fn parse(keys: &[Vec<u8>]) -> Result<Vec<PublicKey>, ApiError> {
     })
 }
 
-/// `POST /v1/endpoints/{id}/secret/rotate`: the only other reply that holds a secret.
+/// Rotate an endpoint's secret
+///
+/// The only other reply that holds a secret. Those before it sign as well until the overlap ends.
+#[utoipa::path(
+    post, path = "/v1/endpoints/{id}/secret/rotate", tag = "Endpoints", operation_id = "rotateSecret", security(("key" = ["endpoints:write"])),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    request_body(content = Option<RotateSecret>, example = json!({"overlap_seconds": 3600})),
+    responses(
+        (status = 200, description = "The new secret", body = RotatedSecret, example = json!({
+            "id": example::ENDPOINT, "secret": "whsec_c2VjcmV0IHRoYXQgbm9ib2R5IGVsc2Uga25vd3M=", "public_key": null,
+            "previous_end_at": example::LATER,
+        })),
+        Refused<(refused::Key, refused::Id, refused::Post, refused::Body, refused::Limit)>,
+    )
+)]
 pub(super) async fn rotate(
     app: App,
     request: HttpRequest,
@@ -142,14 +159,67 @@ pub(super) async fn rotate(
 
     let used = endpoint.draft.settings.signs_with_key_pair();
     let public = pair.filter(|_| used).map(|(public, _)| public.to_string());
-    let last_end = last_end.and_then(|at| at.format(&Rfc3339).ok());
-    let document = json!({
-        "id": id,
-        "secret": secret.reveal(),
-        "public_key": public,
-        "previous_end_at": last_end,
-    });
-    reply(StatusCode::OK, &document)
+    let rotated = RotatedSecret {
+        id,
+        secret: secret.reveal(),
+        public_key: public,
+        previous_end_at: last_end.map(Instant),
+    };
+    reply(StatusCode::OK, &rotated)
+}
+
+/// How a secret is to be rotated.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(
+    dead_code,
+    reason = "for the documentation; bodies are read field by field"
+)]
+struct RotateSecret {
+    /// How long the secrets before it sign as well: a day if absent.
+    #[schema(minimum = 0, maximum = 604_800)]
+    overlap_seconds: Option<u32>,
+}
+
+/// A new secret.
+#[derive(Serialize, ToSchema)]
+struct RotatedSecret {
+    #[schema(value_type = schema::EndpointId)]
+    id: EndpointId,
+    /// In this reply and no other.
+    secret: String,
+    /// The new public key, if the endpoint signs with one.
+    #[schema(required)]
+    public_key: Option<String>,
+    /// When the last of the secrets before it ends; null if none is left.
+    #[schema(required)]
+    previous_end_at: Option<Instant>,
+}
+
+/// What a revocation ended.
+#[derive(Serialize, ToSchema)]
+struct RevokedSecrets {
+    #[schema(value_type = schema::EndpointId)]
+    id: EndpointId,
+    /// How many keys were live and are no more.
+    revoked: usize,
+}
+
+/// Public keys (RFC 7517).
+#[derive(Serialize, ToSchema)]
+struct KeySet {
+    keys: Vec<JsonWebKey>,
+}
+
+/// An Ed25519 key (RFC 8037).
+#[derive(Serialize, ToSchema)]
+struct JsonWebKey {
+    kty: &'static str,
+    crv: &'static str,
+    alg: &'static str,
+    r#use: &'static str,
+    kid: String,
+    x: String,
 }
 
 fn too_many() -> ApiError {
@@ -161,8 +231,18 @@ fn too_many() -> ApiError {
     ApiError::new(Kind::LimitReached, detail)
 }
 
-/// `POST /v1/endpoints/{id}/secret/revoke`: two seconds after the reply nothing is signed any more with
-/// what came before the current secret.
+/// Revoke an endpoint's earlier secrets
+///
+/// Two seconds after the reply nothing is signed any more with what came before the current secret.
+#[utoipa::path(
+    post, path = "/v1/endpoints/{id}/secret/revoke", tag = "Endpoints", operation_id = "revokeSecrets", security(("key" = ["endpoints:write"])),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    responses(
+        (status = 200, description = "How many ended", body = RevokedSecrets,
+         example = json!({"id": example::ENDPOINT, "revoked": 1})),
+        Refused<(refused::Key, refused::Id, refused::Post)>,
+    )
+)]
 pub(super) async fn revoke(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let (Caller { tenant, .. }, id) = to_change(&app, &request).await?;
     let mut client = app.client().await?;
@@ -177,11 +257,24 @@ pub(super) async fn revoke(app: App, request: HttpRequest) -> Result<HttpRespons
         notify::commands(&**client).await;
     }
     drop(client);
-    reply(StatusCode::OK, &json!({"id": id, "revoked": revoked}))
+    reply(StatusCode::OK, &RevokedSecrets { id, revoked })
 }
 
-/// `GET /.well-known/jwks.json?endpoint=ep_…`: an endpoint's live public keys (RFC 7517, RFC 8037). For
-/// anybody: a receiver has no key of ours.
+/// Get an endpoint's public keys
+///
+/// A JSON Web Key Set (RFC 7517, RFC 8037) of those that live. For anybody: a receiver has no key of ours.
+#[utoipa::path(
+    get, path = "/.well-known/jwks.json", tag = "Endpoints", operation_id = "getKeySet", security(()),
+    params(("endpoint" = schema::EndpointId, Query, description = "The endpoint's id")),
+    responses(
+        (status = 200, description = "None for an endpoint that has none, or does not exist", body = KeySet,
+         content_type = "application/jwk-set+json", example = json!({"keys": [{
+            "kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig",
+            "kid": "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",
+         }]})),
+        Refused<(refused::Query,)>,
+    )
+)]
 pub(super) async fn key_set(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let query = Query::parse(&request, &["endpoint"])?;
     let id: EndpointId = query.id("endpoint")?.ok_or_else(|| {
@@ -192,8 +285,8 @@ pub(super) async fn key_set(app: App, request: HttpRequest) -> Result<HttpRespon
     let client = app.client().await?;
     let keys = store::published(&**client, id.0).await?;
     drop(client);
-    let keys: Vec<Value> = parse(&keys)?.iter().map(jwk).collect();
-    let mut response = reply(StatusCode::OK, &json!({"keys": keys}))?;
+    let keys = parse(&keys)?.iter().map(jwk).collect();
+    let mut response = reply(StatusCode::OK, &KeySet { keys })?;
     response.headers_mut().insert(
         header::CACHE_CONTROL,
         header::HeaderValue::from_static(KEY_SET_MAX_AGE),
@@ -205,13 +298,13 @@ pub(super) async fn key_set(app: App, request: HttpRequest) -> Result<HttpRespon
     Ok(response)
 }
 
-fn jwk(key: &PublicKey) -> Value {
-    json!({
-        "kty": "OKP",
-        "crv": "Ed25519",
-        "alg": "EdDSA",
-        "use": "sig",
-        "kid": key.thumbprint(),
-        "x": key.jwk_x(),
-    })
+fn jwk(key: &PublicKey) -> JsonWebKey {
+    JsonWebKey {
+        kty: "OKP",
+        crv: "Ed25519",
+        alg: "EdDSA",
+        r#use: "sig",
+        kid: key.thumbprint(),
+        x: key.jwk_x(),
+    }
 }

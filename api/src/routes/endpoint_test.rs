@@ -14,19 +14,25 @@ use shared::ids::{DeliveryId, EndpointId, EventId, TenantKey};
 use shared::policy::payload::FieldPath;
 use shared::policy::postback::{Field, Template, UrlTemplate};
 use shared::runtime::clock::boot_time;
-use shared::store::attempts::{self as attempt_store, Attempt};
+use shared::store::attempts as attempt_store;
 use shared::store::endpoints::{self as endpoint_store, Endpoint};
 use shared::store::test_sends::{self as store, TestSend};
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 
-use super::{App, deliveries, endpoints, json as reply};
+use super::delivery_document::Attempt;
+use super::{App, endpoints, json as reply};
 use crate::json::{self, Fields};
-use crate::problem::{ApiError, Kind, Problem};
+use crate::openapi::refused::{self, Refused};
+use crate::openapi::{example, schema};
+use crate::problem::{ApiError, Kind};
 
 /// The most tests that a process waits for at once.
 const MOST_WAITING: usize = 32;
 static WAITING: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MOST_WAITING));
+
+/// Why there is no attempt yet.
+const WAITS: &str = "it waits behind the endpoint's breaker, limits or backlog: see the endpoint's health and the delivery";
 
 /// What a test may take besides the request: to be found, and to be recorded.
 const SLACK: Duration = Duration::from_secs(3);
@@ -35,52 +41,59 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// The body; all of it may be left out.
 #[derive(ToSchema)]
+#[schema(as = EndpointTest)]
 #[expect(
     dead_code,
     reason = "the body is read field by field, to name what is wrong"
 )]
-pub(crate) struct TestRequest {
+struct TestRequest {
     /// What is sent. For a postback without one, every field of its templates is `test`.
-    payload: Option<Value>,
+    #[schema(required = false)]
+    payload: Value,
 }
 
-/// What came of a test.
+/// What came of a test: the attempt, and what it belongs to.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct TestSent {
-    #[schema(value_type = String, example = "evt_01kb9h2v3cfzqt9m6w8x5y7r2n")]
+#[schema(as = EndpointTestSent)]
+struct TestSent {
+    #[schema(value_type = schema::EventId)]
     event_id: EventId,
-    #[schema(value_type = String, example = "dlv_01kb9h2v3cfzqt9m6w8x5y7r2n")]
+    #[schema(value_type = schema::DeliveryId)]
     delivery_id: DeliveryId,
-    /// The attempt, as `GET /v1/deliveries/{id}/attempts` shows it.
     #[serde(flatten)]
-    attempt: Value,
+    attempt: Attempt,
 }
 
-/// A test that has not been sent yet: the endpoint's breaker, limits or backlog hold it back.
+/// A test that has not been sent yet.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct TestWaits {
-    #[schema(value_type = String, example = "evt_01kb9h2v3cfzqt9m6w8x5y7r2n")]
+#[schema(as = EndpointTestWaits)]
+struct TestWaits {
+    #[schema(value_type = schema::EventId)]
     event_id: EventId,
-    #[schema(value_type = String, example = "dlv_01kb9h2v3cfzqt9m6w8x5y7r2n")]
+    #[schema(value_type = schema::DeliveryId)]
     delivery_id: DeliveryId,
-    /// What to do.
+    /// Why, and where to look.
     detail: &'static str,
 }
 
-/// Sends a test event now and answers with the attempt. One attempt is made, whatever comes of it; a test that
-/// fails is `cancelled`, never a dead letter.
+/// Test an endpoint
+///
+/// Sends an event of the type `postrider.test` now and answers with the attempt. One attempt is made, whatever
+/// comes of it: a test that fails is `cancelled`, never a dead letter.
 #[utoipa::path(
     post, path = "/v1/endpoints/{id}/test", tag = "Endpoints", operation_id = "testEndpoint",
-    params(("id" = String, Path, description = "The endpoint's id", example = "ep_01kb9h2v3cfzqt9m6w8x5y7r2n")),
+    security(("key" = ["endpoints:write"])),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
     request_body(content = Option<TestRequest>, example = json!({"payload": {"hello": "receiver"}})),
     responses(
-        (status = 200, description = "It was sent: the attempt", body = TestSent),
-        (status = 202, description = "It waits for its turn", body = TestWaits),
-        (status = "4XX", description = "See `type`", body = Problem<'_>, content_type = "application/problem+json"),
-        (status = 503, description = "Too many tests at once, or the database is away", body = Problem<'_>, content_type = "application/problem+json"),
+        (status = 200, description = "It was sent: the attempt", body = TestSent, example = json!(example::test_sent())),
+        (status = 202, description = "It waits for its turn", body = TestWaits, example = json!({
+            "event_id": example::EVENT, "delivery_id": example::DELIVERY, "detail": WAITS,
+        })),
+        Refused<(refused::Key, refused::Post, refused::Id, refused::Body, refused::State, refused::Queue)>,
     )
 )]
-pub(crate) async fn send(
+pub(super) async fn send(
     app: App,
     request: HttpRequest,
     payload: Payload,
@@ -107,9 +120,9 @@ pub(crate) async fn send(
     let (event_id, delivery_id) = (EventId(sent.event), DeliveryId(sent.delivery));
     match attempt(&app, caller.tenant, sent, longest).await? {
         Some(attempt) => {
-            let mut attempt = deliveries::attempt(attempt);
+            let mut attempt = Attempt::new(attempt);
             if !caller.reads {
-                deliveries::without_what_readers_see(&mut attempt);
+                attempt = attempt.without_what_readers_see();
             }
             let sent = TestSent {
                 event_id,
@@ -122,8 +135,7 @@ pub(crate) async fn send(
             let waits = TestWaits {
                 event_id,
                 delivery_id,
-                detail: "it waits behind the endpoint's breaker, limits or backlog: see the endpoint's health \
-                         and the delivery",
+                detail: WAITS,
             };
             reply(StatusCode::ACCEPTED, &waits)
         }
@@ -155,7 +167,7 @@ async fn attempt(
     tenant: TenantKey,
     sent: TestSend,
     longest: Duration,
-) -> Result<Option<Attempt>, ApiError> {
+) -> Result<Option<attempt_store::Attempt>, ApiError> {
     let began = boot_time();
     while boot_time().since(began) < longest {
         tokio::time::sleep(LOOK).await;

@@ -6,7 +6,7 @@ use actix_web::http::StatusCode;
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use deadpool_postgres::Transaction;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointId, SLOT_COUNT, Slot, TenantKey, new_v7};
 use shared::runtime::jitter;
@@ -15,13 +15,17 @@ use shared::store::notify;
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
-use super::endpoint_document::{self as document, Rules};
+use super::endpoint_document::{
+    self as document, CreatedEndpoint, Document, EndpointPatch, NewEndpoint, Rules,
+};
 use super::{
     App, State, endpoint_secrets as secrets, json as reply, path_id, refuse_idempotency_key,
 };
 use crate::auth::{Caller, Scope};
 use crate::json::{self, Fields};
-use crate::paging::Query;
+use crate::openapi::refused::{self, Refused};
+use crate::openapi::{example, schema};
+use crate::paging::{List, PageParams, Query};
 use crate::problem::{ApiError, Kind};
 
 /// Hands out slots in turn, from a random one: endpoints made by one process spread evenly.
@@ -59,9 +63,9 @@ fn rules(state: &State) -> Rules<'_> {
     }
 }
 
-fn shown(state: &State, endpoint: &Endpoint, public_keys: &[String]) -> Value {
+fn shown(state: &State, endpoint: &Endpoint, public_keys: &[String]) -> Document {
     let opened = document::open(endpoint, &state.config.master_keys);
-    document::shown(endpoint, opened.as_ref(), public_keys)
+    Document::new(endpoint, opened.as_ref(), public_keys)
 }
 
 /// [`shown`], with the public keys read, as far as the caller may see it.
@@ -70,17 +74,30 @@ async fn read_and_shown(
     client: &impl GenericClient,
     endpoint: &Endpoint,
     caller: Caller,
-) -> Result<Value, ApiError> {
+) -> Result<Document, ApiError> {
     let mut keys = secrets::public_keys(client, std::slice::from_ref(endpoint)).await?;
     let keys = keys.remove(&endpoint.key).unwrap_or_default();
-    let mut document = shown(state, endpoint, &keys);
-    if !caller.reads {
-        document::without_what_readers_see(&mut document);
-    }
-    Ok(document)
+    let document = shown(state, endpoint, &keys);
+    Ok(if caller.reads {
+        document
+    } else {
+        document.without_what_readers_see()
+    })
 }
 
-/// `POST /v1/endpoints`: its reply holds the secret.
+/// Create an endpoint
+///
+/// Its reply is the only one that holds the secret.
+#[utoipa::path(
+    post, path = "/v1/endpoints", tag = "Endpoints", operation_id = "createEndpoint", security(("key" = ["endpoints:write"])),
+    request_body(content = NewEndpoint, example = json!({
+        "url": "https://receiver.example/hooks", "event_types": ["order.*"], "description": "Orders of the shop",
+    })),
+    responses(
+        (status = 201, description = "Made", body = CreatedEndpoint, example = json!(example::created_endpoint())),
+        Refused<(refused::Key, refused::Post, refused::Body, refused::Limit)>,
+    )
+)]
 pub(super) async fn create(
     app: App,
     request: HttpRequest,
@@ -111,14 +128,23 @@ pub(super) async fn create(
     secrets::ensure_pair(&app, &transaction, &endpoint).await?;
     transaction.commit().await?;
 
-    let mut document = read_and_shown(&app, &**client, &endpoint, caller).await?;
-    if let Some(map) = document.as_object_mut() {
-        map.insert("secret".to_owned(), json!(secret.reveal()));
-    }
-    reply(StatusCode::CREATED, &document)
+    let created = CreatedEndpoint {
+        endpoint: read_and_shown(&app, &**client, &endpoint, caller).await?,
+        secret: secret.reveal(),
+    };
+    reply(StatusCode::CREATED, &created)
 }
 
-/// `GET /v1/endpoints`
+/// List endpoints
+#[utoipa::path(
+    get, path = "/v1/endpoints", tag = "Endpoints", operation_id = "listEndpoints", security(("key" = ["read"])),
+    params(PageParams),
+    responses(
+        (status = 200, description = "Newest first", body = List<Document>,
+         example = json!(example::list(example::endpoint()))),
+        Refused<(refused::Key, refused::Query)>,
+    )
+)]
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
@@ -134,7 +160,15 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
     reply(StatusCode::OK, &list)
 }
 
-/// `GET /v1/endpoints/{id}`
+/// Get an endpoint
+#[utoipa::path(
+    get, path = "/v1/endpoints/{id}", tag = "Endpoints", operation_id = "getEndpoint", security(("key" = ["read"])),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    responses(
+        (status = 200, description = "The endpoint", body = Document, example = json!(example::endpoint())),
+        Refused<(refused::Key, refused::Id)>,
+    )
+)]
 pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let caller = app.auth.tenant(&request, Scope::Read).await?;
     let id: EndpointId = path_id(&request, "id")?;
@@ -145,7 +179,18 @@ pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
     reply(StatusCode::OK, &document)
 }
 
-/// `PATCH /v1/endpoints/{id}`: JSON merge patch; `null` resets to the default.
+/// Change an endpoint
+///
+/// A JSON merge patch (RFC 7396); `null` resets to the default.
+#[utoipa::path(
+    patch, path = "/v1/endpoints/{id}", tag = "Endpoints", operation_id = "changeEndpoint", security(("key" = ["endpoints:write"])),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    request_body(content = EndpointPatch, example = json!({"description": "Orders", "rate_limit": null})),
+    responses(
+        (status = 200, description = "As it is now", body = Document, example = json!(example::endpoint())),
+        Refused<(refused::Key, refused::Id, refused::Body)>,
+    )
+)]
 pub(super) async fn change(
     app: App,
     request: HttpRequest,
@@ -169,19 +214,49 @@ pub(super) async fn change(
     reply(StatusCode::OK, &document)
 }
 
-/// `DELETE /v1/endpoints/{id}`: no attempt starts later than two seconds after the reply.
+/// Delete an endpoint
+///
+/// No attempt starts later than two seconds after the reply. What is pending becomes `cancelled`.
+#[utoipa::path(
+    delete, path = "/v1/endpoints/{id}", tag = "Endpoints", operation_id = "deleteEndpoint", security(("key" = ["endpoints:write"])),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    responses(
+        (status = 204, description = "Deleted"),
+        Refused<(refused::Key, refused::Id, refused::Post)>,
+    )
+)]
 pub(super) async fn delete(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     set_state(&app, &request, EndpointState::Deleted).await?;
     Ok(HttpResponse::NoContent().finish())
 }
 
-/// `POST /v1/endpoints/{id}/enable`: sends nothing by itself; what comes then starts with a probe.
+/// Enable an endpoint
+///
+/// Sends nothing by itself; what comes then starts with a probe.
+#[utoipa::path(
+    post, path = "/v1/endpoints/{id}/enable", tag = "Endpoints", operation_id = "enableEndpoint", security(("key" = ["endpoints:write"])),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    responses(
+        (status = 200, description = "As it is now", body = Document, example = json!(example::endpoint())),
+        Refused<(refused::Key, refused::Id, refused::Post)>,
+    )
+)]
 pub(super) async fn enable(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let document = set_state(&app, &request, EndpointState::Enabled).await?;
     reply(StatusCode::OK, &document)
 }
 
-/// `POST /v1/endpoints/{id}/disable`: what is pending becomes `skipped`.
+/// Disable an endpoint
+///
+/// What is pending becomes `skipped`.
+#[utoipa::path(
+    post, path = "/v1/endpoints/{id}/disable", tag = "Endpoints", operation_id = "disableEndpoint", security(("key" = ["endpoints:write"])),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    responses(
+        (status = 200, description = "As it is now", body = Document, example = json!(example::endpoint())),
+        Refused<(refused::Key, refused::Id, refused::Post)>,
+    )
+)]
 pub(super) async fn disable(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let document = set_state(&app, &request, EndpointState::Disabled).await?;
     reply(StatusCode::OK, &document)
@@ -202,7 +277,7 @@ async fn set_state(
     app: &App,
     request: &HttpRequest,
     state: EndpointState,
-) -> Result<Value, ApiError> {
+) -> Result<Document, ApiError> {
     let (caller, id) = to_change(app, request).await?;
     update(app, caller, id.0, |current| {
         Ok(EndpointDraft {
@@ -229,7 +304,7 @@ async fn update(
     caller: Caller,
     id: Uuid,
     change: impl FnOnce(&Endpoint) -> Result<EndpointDraft, ApiError>,
-) -> Result<Value, ApiError> {
+) -> Result<Document, ApiError> {
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
     let current = locked(&transaction, caller.tenant, id).await?;

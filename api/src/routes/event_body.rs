@@ -14,9 +14,12 @@ use serde_json::value::RawValue;
 use shared::domain::order::{OrderKey, wrong_key};
 use shared::ids::TenantKey;
 use time::OffsetDateTime;
+use utoipa::ToSchema;
 
 use crate::ingest::NewEvent;
+use crate::instant::Instant;
 use crate::json::{self, NOT_AN_INSTANT, depth, malformed};
+use crate::openapi::schema;
 use crate::problem::{ApiError, FieldError, Kind};
 
 /// The deepest nesting of a payload: deeper ones overflow the stacks of the receivers' parsers.
@@ -28,18 +31,33 @@ const MOST_CHANNELS: usize = 32;
 /// What the fields around the payload may take of a body.
 pub(crate) const ENVELOPE: usize = 64 << 10;
 
-#[derive(Deserialize)]
+/// An event to be published.
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Body<'a> {
+#[schema(as = NewEvent)]
+pub(super) struct Body<'a> {
+    /// What endpoints choose by. Types that begin with `postrider.` are reserved.
     #[serde(borrow, rename = "type")]
+    #[schema(
+        pattern = r"^(?!postrider\.)[a-zA-Z0-9._-]{1,128}$",
+        example = "order.created"
+    )]
     event_type: Cow<'a, str>,
+    /// Any JSON value, nested at most 128 deep; 256 KiB unless the operator says otherwise.
     #[serde(borrow)]
+    #[schema(value_type = Value)]
     payload: &'a RawValue,
+    /// Each has at most 128 bytes.
     #[serde(default)]
+    #[schema(value_type = Option<Vec<schema::Channel>>, max_items = 32)]
     channels: Option<Vec<String>>,
+    /// Not delivered any more from then on. In the future.
     #[serde(default)]
+    #[schema(value_type = Option<Instant>)]
     deliver_before: Option<String>,
+    /// For endpoints with `ordered`: what has the same key is delivered in the order of its events. As a channel's name.
     #[serde(borrow, default)]
+    #[schema(value_type = Option<schema::Channel>)]
     ordering_key: Option<Cow<'a, str>>,
 }
 

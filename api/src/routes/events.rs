@@ -6,24 +6,45 @@ use actix_web::http::{StatusCode, header};
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
 use shared::ids::{DeliveryId, EndpointId, EventId, created_at};
 use shared::policy::payload::FieldPath;
 use shared::policy::redaction::hide_fields;
 use shared::runtime::clock::boot_time;
 use shared::store::deliveries as delivery_store;
 use shared::store::events::{self as store, Event};
-use time::format_description::well_known::Rfc3339;
+use utoipa::ToSchema;
 
-use super::deliveries as delivery_routes;
+use super::delivery_document::Delivery;
 use super::{App, event_body, json as reply, path_id, refuse_idempotency_key};
 use crate::auth::Scope;
 use crate::ingest::{Accepted, Refusal};
+use crate::instant::Instant;
 use crate::metrics;
-use crate::paging::{List, Query};
+use crate::openapi::refused::{self, Refused};
+use crate::openapi::{example, schema};
+use crate::paging::{List, PageParams, Query, RangeParams};
 use crate::problem::{ApiError, Kind};
 
-/// `POST /v1/events`: one event, durable when this answers 202 (D2).
+/// Publish an event
+///
+/// Durable when this answers 202: the event and one delivery for each matching endpoint. The payload is kept
+/// and sent byte for byte.
+#[utoipa::path(
+    post, path = "/v1/events", tag = "Events", operation_id = "publishEvent",
+    security(("key" = ["events:write"])),
+    request_body(content = event_body::Body<'_>, example = json!({
+        "type": "order.created", "payload": {"id": 1, "total": "49.90"}, "channels": ["eu"],
+    })),
+    responses(
+        (status = 202, description = "Stored, with the first 100 deliveries", body = Published<'_>, example = json!({
+            "id": example::EVENT, "external_id": null, "type": "order.created", "created_at": example::CREATED,
+            "delivery_count": 1,
+            "deliveries": [{"id": example::DELIVERY, "endpoint_id": example::ENDPOINT, "status": "pending"}],
+        })),
+        Refused<(refused::Key, refused::Post, refused::Body, refused::Limit, refused::Storage, refused::Queue)>,
+    )
+)]
+// D2
 pub(super) async fn publish(
     app: App,
     request: HttpRequest,
@@ -54,7 +75,19 @@ pub(super) async fn publish(
         .body(reply))
 }
 
-/// `GET /v1/events`
+/// List events
+#[utoipa::path(
+    get, path = "/v1/events", tag = "Events", operation_id = "listEvents", security(("key" = ["read"])),
+    params(
+        ("type" = Option<String>, Query, description = "Only of this type", example = "order.created"),
+        RangeParams, PageParams,
+    ),
+    responses(
+        (status = 200, description = "Newest first", body = List<Document>,
+         example = json!(example::list(example::event()))),
+        Refused<(refused::Key, refused::Query)>,
+    )
+)]
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let query = Query::parse(&request, &["type", "since", "until", "limit", "cursor"])?;
@@ -63,20 +96,45 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
     let client = app.client().await?;
     let rows = store::page(&**client, tenant, query.get("type"), range, page.fetch()).await?;
     drop(client);
-    reply(StatusCode::OK, &page.reply(rows, |row| row.id, document))
+    reply(
+        StatusCode::OK,
+        &page.reply(rows, |row| row.id, Document::new),
+    )
 }
 
-/// `GET /v1/events/{id}`
+/// Get an event
+#[utoipa::path(
+    get, path = "/v1/events/{id}", tag = "Events", operation_id = "getEvent", security(("key" = ["read"])),
+    params(("id" = schema::EventId, Path, description = "The event's id")),
+    responses(
+        (status = 200, description = "The event without its payload", body = Document,
+         example = json!(example::event())),
+        Refused<(refused::Key, refused::Id)>,
+    )
+)]
 pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let id: EventId = path_id(&request, "id")?;
     let client = app.client().await?;
     let found = store::find(&**client, tenant, id.0).await?;
     drop(client);
-    reply(StatusCode::OK, &document(found.ok_or_else(missing)?))
+    reply(StatusCode::OK, &Document::new(found.ok_or_else(missing)?))
 }
 
-/// `GET /v1/events/{id}/payload`: the bytes that came in (P1), but for what its endpoints want hidden.
+/// Get an event's payload
+///
+/// The bytes that came in, but for what the endpoints it went to want hidden.
+#[utoipa::path(
+    get, path = "/v1/events/{id}/payload", tag = "Events", operation_id = "getEventPayload",
+    security(("key" = ["read"])),
+    params(("id" = schema::EventId, Path, description = "The event's id")),
+    responses(
+        (status = 200, description = "The payload", body = serde_json::Value,
+         example = json!({"id": 1, "total": "49.90"})),
+        Refused<(refused::Key, refused::Id)>,
+    )
+)]
+// P1
 pub(super) async fn payload(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let id: EventId = path_id(&request, "id")?;
@@ -95,7 +153,19 @@ pub(super) async fn payload(app: App, request: HttpRequest) -> Result<HttpRespon
         .body(shown))
 }
 
-/// `GET /v1/events/{id}/deliveries`
+/// List an event's deliveries
+///
+/// Those that were made when it was accepted.
+#[utoipa::path(
+    get, path = "/v1/events/{id}/deliveries", tag = "Events", operation_id = "listEventDeliveries",
+    security(("key" = ["read"])),
+    params(("id" = schema::EventId, Path, description = "The event's id"), PageParams),
+    responses(
+        (status = 200, description = "Newest first", body = List<Delivery>,
+         example = json!(example::list(example::delivery()))),
+        Refused<(refused::Key, refused::Id, refused::Query)>,
+    )
+)]
 pub(super) async fn deliveries(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let id: EventId = path_id(&request, "id")?;
@@ -109,7 +179,7 @@ pub(super) async fn deliveries(app: App, request: HttpRequest) -> Result<HttpRes
     let next = page.cut(&mut ids, |id| *id);
     let rows = delivery_store::by_ids(&**client, tenant, &ids).await?;
     drop(client);
-    let data = rows.into_iter().map(delivery_routes::document).collect();
+    let data = rows.into_iter().map(Delivery::new).collect();
     reply(StatusCode::OK, &List::new(data, next))
 }
 
@@ -117,36 +187,65 @@ fn missing() -> ApiError {
     ApiError::not_found("event")
 }
 
-fn document(event: Event) -> Value {
-    json!({
-        "id": EventId(event.id),
-        "external_id": Value::Null,
-        "type": event.event_type,
-        "channels": event.channels,
-        "created_at": created_at(event.id).format(&Rfc3339).unwrap_or_default(),
-        "deliver_before": event.deliver_before.map(|at| at.format(&Rfc3339).unwrap_or_default()),
-        "payload_bytes": event.payload_bytes,
-        "delivery_count": event.delivery_count,
-    })
+/// An event without its payload.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Event)]
+struct Document {
+    #[schema(value_type = schema::EventId)]
+    id: EventId,
+    #[schema(required)]
+    external_id: Option<String>,
+    #[serde(rename = "type")]
+    event_type: String,
+    channels: Vec<String>,
+    created_at: Instant,
+    #[schema(required)]
+    deliver_before: Option<Instant>,
+    payload_bytes: i32,
+    /// How many deliveries were made when it was accepted.
+    delivery_count: i32,
 }
 
-/// The body of a 202.
-#[derive(Serialize)]
+impl Document {
+    fn new(event: Event) -> Self {
+        Self {
+            id: EventId(event.id),
+            external_id: None,
+            event_type: event.event_type,
+            channels: event.channels,
+            created_at: Instant(created_at(event.id)),
+            deliver_before: event.deliver_before.map(Instant),
+            payload_bytes: event.payload_bytes,
+            delivery_count: event.delivery_count,
+        }
+    }
+}
+
+/// An event that is stored, and the first of its deliveries.
+#[derive(Serialize, ToSchema)]
+#[schema(as = PublishedEvent)]
 struct Published<'a> {
+    #[schema(value_type = schema::EventId)]
     id: EventId,
+    #[schema(required)]
     external_id: Option<&'a str>,
     #[serde(rename = "type")]
     event_type: &'a str,
-    created_at: String,
+    created_at: Instant,
     delivery_count: usize,
     #[serde(serialize_with = "listed")]
+    #[schema(value_type = Vec<PublishedDelivery>, max_items = 100)]
     deliveries: &'a Accepted,
 }
 
-#[derive(Serialize)]
-struct Delivery {
+/// A delivery that was just made.
+#[derive(Serialize, ToSchema)]
+struct PublishedDelivery {
+    #[schema(value_type = schema::DeliveryId)]
     id: DeliveryId,
+    #[schema(value_type = schema::EndpointId)]
     endpoint_id: EndpointId,
+    #[schema(value_type = schema::DeliveryStatus)]
     status: &'static str,
 }
 
@@ -156,7 +255,7 @@ impl<'a> Published<'a> {
             id: EventId(accepted.id),
             external_id: None,
             event_type,
-            created_at: created_at(accepted.id).format(&Rfc3339).unwrap_or_default(),
+            created_at: Instant(created_at(accepted.id)),
             delivery_count: accepted.delivery_count,
             deliveries: accepted,
         }
@@ -164,11 +263,16 @@ impl<'a> Published<'a> {
 }
 
 fn listed<S: Serializer>(accepted: &&Accepted, out: S) -> Result<S::Ok, S::Error> {
-    out.collect_seq(accepted.deliveries.iter().map(|delivery| Delivery {
-        id: DeliveryId(delivery.id),
-        endpoint_id: EndpointId(delivery.endpoint),
-        status: delivery.status.name(),
-    }))
+    out.collect_seq(
+        accepted
+            .deliveries
+            .iter()
+            .map(|delivery| PublishedDelivery {
+                id: DeliveryId(delivery.id),
+                endpoint_id: EndpointId(delivery.endpoint),
+                status: delivery.status.name(),
+            }),
+    )
 }
 
 /// What a refusal of the writer says to the client.

@@ -1,11 +1,14 @@
 //! All routes, in one table, and what they share.
 
 mod admin;
+mod admin_document;
 mod deliveries;
+mod delivery_document;
+mod documentation;
 mod endpoint_document;
-pub(crate) mod endpoint_health;
+mod endpoint_health;
 mod endpoint_secrets;
-pub(crate) mod endpoint_test;
+mod endpoint_test;
 mod endpoints;
 mod event_body;
 mod events;
@@ -13,19 +16,17 @@ mod health;
 
 use std::sync::Arc;
 
-use actix_web::http::{StatusCode, header};
+use actix_web::http::{Method, StatusCode, header};
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource};
 use deadpool_postgres::Pool;
 use serde::Serialize;
 use shared::runtime::clock::DatabaseClock;
 use shared::store::StoreError;
-use utoipa::OpenApi as _;
 
 use crate::auth::Auth;
 use crate::config::Config;
 use crate::ingest::Queues;
-use crate::openapi;
 use crate::problem::{ApiError, Kind};
 
 /// What every handler can reach.
@@ -39,6 +40,7 @@ pub(crate) struct State {
     pub(crate) slots: endpoints::NextSlot,
 }
 
+pub(crate) use admin::MOST_NAME;
 pub(crate) use endpoints::NextSlot;
 
 impl State {
@@ -51,73 +53,61 @@ impl State {
 /// Handlers take the request apart themselves: every refusal is a problem of ours.
 type App = web::Data<State>;
 
-/// Every path there is.
-pub(crate) fn configure(app: &mut ServiceConfig) {
-    app.service(
-        path("/v1/events", "GET, POST")
-            .route(web::get().to(events::list))
-            .route(web::post().to(events::publish)),
-    )
-    .service(path("/v1/events/{id}", "GET").route(web::get().to(events::show)))
-    .service(path("/v1/events/{id}/payload", "GET").route(web::get().to(events::payload)))
-    .service(path("/v1/events/{id}/deliveries", "GET").route(web::get().to(events::deliveries)))
-    .service(path("/v1/deliveries", "GET").route(web::get().to(deliveries::list)))
-    .service(path("/v1/deliveries/{id}", "GET").route(web::get().to(deliveries::show)))
-    .service(path("/v1/deliveries/{id}/attempts", "GET").route(web::get().to(deliveries::attempts)))
-    .service(path("/v1/deliveries/{id}/cancel", "POST").route(web::post().to(deliveries::cancel)))
-    .service(path("/v1/deliveries/{id}/retry", "POST").route(web::post().to(deliveries::retry)))
-    .service(
-        path("/v1/endpoints", "GET, POST")
-            .route(web::get().to(endpoints::list))
-            .route(web::post().to(endpoints::create)),
-    )
-    .service(
-        path("/v1/endpoints/{id}", "GET, PATCH, DELETE")
-            .route(web::get().to(endpoints::show))
-            .route(web::patch().to(endpoints::change))
-            .route(web::delete().to(endpoints::delete)),
-    )
-    .service(path("/v1/endpoints/{id}/health", "GET").route(web::get().to(endpoint_health::show)))
-    .service(path("/v1/endpoints/{id}/enable", "POST").route(web::post().to(endpoints::enable)))
-    .service(path("/v1/endpoints/{id}/disable", "POST").route(web::post().to(endpoints::disable)))
-    .service(path("/v1/endpoints/{id}/test", "POST").route(web::post().to(endpoint_test::send)))
-    .service(
-        path("/v1/endpoints/{id}/secret/rotate", "POST")
-            .route(web::post().to(endpoint_secrets::rotate)),
-    )
-    .service(
-        path("/v1/endpoints/{id}/secret/revoke", "POST")
-            .route(web::post().to(endpoint_secrets::revoke)),
-    )
-    .service(path("/.well-known/jwks.json", "GET").route(web::get().to(endpoint_secrets::key_set)))
-    .service(
-        path("/v1/tenants", "GET, POST")
-            .route(web::get().to(admin::own_tenants))
-            .route(web::post().to(admin::create_own_tenant)),
-    )
-    .service(
-        path("/v1/admin/organizations", "GET, POST")
-            .route(web::get().to(admin::organizations))
-            .route(web::post().to(admin::create_organization)),
-    )
-    .service(
-        path("/v1/admin/tenants", "GET, POST")
-            .route(web::get().to(admin::tenants))
-            .route(web::post().to(admin::create_tenant)),
-    )
-    .service(
-        path("/v1/admin/{owner}/{id}/keys", "GET, POST")
-            .route(web::get().to(admin::keys))
-            .route(web::post().to(admin::create_key)),
-    )
-    .service(
-        path("/v1/admin/{owner}/{id}/keys/{key}", "DELETE")
-            .route(web::delete().to(admin::revoke_key)),
-    )
-    .service(path("/openapi.json", "GET").route(web::get().to(document)))
-    .service(path("/health/live", "GET").route(web::get().to(health::live)))
-    .service(path("/health/ready", "GET").route(web::get().to(health::ready)))
-    .default_service(web::route().to(nothing_here));
+/// The one table of routes: paths and handlers for the server, and operations for the document. A handler
+/// without a `utoipa::path` does not compile here, and one whose annotation says something else fails a test.
+macro_rules! routes {
+    ($($path:literal: $first:ident $($handler:ident)::+ $(, $method:ident $($other:ident)::+)*;)+) => {
+        /// Every path there is.
+        pub(crate) fn configure(app: &mut ServiceConfig) {
+            $(app.service(
+                path($path, concat!(stringify!($first) $(, ", ", stringify!($method))*))
+                    .route(web::method(Method::$first).to($($handler)::+))
+                    $(.route(web::method(Method::$method).to($($other)::+)))*,
+            );)+
+            app.default_service(web::route().to(nothing_here));
+        }
+
+        /// Every operation there is.
+        #[derive(utoipa::OpenApi)]
+        #[openapi(paths($($($handler)::+ $(, $($other)::+)*),+))]
+        pub(crate) struct Operations;
+
+        /// Every path with its methods.
+        #[cfg(test)]
+        pub(crate) const TABLE: &[(&str, &[&str])] =
+            &[$(($path, &[stringify!($first) $(, stringify!($method))*])),+];
+    };
+}
+
+routes! {
+    "/v1/events": GET events::list, POST events::publish;
+    "/v1/events/{id}": GET events::show;
+    "/v1/events/{id}/payload": GET events::payload;
+    "/v1/events/{id}/deliveries": GET events::deliveries;
+    "/v1/deliveries": GET deliveries::list;
+    "/v1/deliveries/{id}": GET deliveries::show;
+    "/v1/deliveries/{id}/attempts": GET deliveries::attempts;
+    "/v1/deliveries/{id}/cancel": POST deliveries::cancel;
+    "/v1/deliveries/{id}/retry": POST deliveries::retry;
+    "/v1/endpoints": GET endpoints::list, POST endpoints::create;
+    "/v1/endpoints/{id}": GET endpoints::show, PATCH endpoints::change, DELETE endpoints::delete;
+    "/v1/endpoints/{id}/health": GET endpoint_health::show;
+    "/v1/endpoints/{id}/enable": POST endpoints::enable;
+    "/v1/endpoints/{id}/disable": POST endpoints::disable;
+    "/v1/endpoints/{id}/test": POST endpoint_test::send;
+    "/v1/endpoints/{id}/secret/rotate": POST endpoint_secrets::rotate;
+    "/v1/endpoints/{id}/secret/revoke": POST endpoint_secrets::revoke;
+    "/.well-known/jwks.json": GET endpoint_secrets::key_set;
+    "/v1/tenants": GET admin::own_tenants, POST admin::create_own_tenant;
+    "/v1/admin/organizations": GET admin::organizations, POST admin::create_organization;
+    "/v1/admin/tenants": GET admin::tenants, POST admin::create_tenant;
+    "/v1/admin/{owner}/{id}/keys": GET admin::keys, POST admin::create_key;
+    "/v1/admin/{owner}/{id}/keys/{key}": DELETE admin::revoke_key;
+    "/openapi.json": GET documentation::document;
+    "/docs": GET documentation::page;
+    "/docs/{file}": GET documentation::file;
+    "/health/live": GET health::live;
+    "/health/ready": GET health::ready;
 }
 
 /// A path that answers other methods with 405 and what it does allow.
@@ -126,11 +116,6 @@ fn path(pattern: &str, allow: &'static str) -> Resource {
         web::route()
             .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
     )
-}
-
-/// `GET /openapi.json`
-async fn document() -> Result<HttpResponse, ApiError> {
-    json(StatusCode::OK, &openapi::Document::openapi())
 }
 
 async fn nothing_here() -> Result<HttpResponse, ApiError> {

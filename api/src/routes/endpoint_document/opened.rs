@@ -5,7 +5,9 @@
 //! - S2: header values and keys are write-only. Shown as [`HIDDEN`]; a document that is sent back with
 //!   it keeps what is there. A certificate is public and is shown.
 
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+use serde::Serialize;
 use shared::client_certificate::{self, ClientCertificateError};
 use shared::ids::EndpointId;
 use shared::sealed_parts::{
@@ -14,6 +16,7 @@ use shared::sealed_parts::{
 };
 use shared::sealing::MasterKeys;
 use shared::store::endpoints::Endpoint;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::HIDDEN;
@@ -76,22 +79,31 @@ impl Opened {
         seal_client_certificate(self.client_certificate.as_ref()?, id, keys)
     }
 
-    /// The two fields as clients see them.
-    pub(super) fn shown(&self) -> [(&'static str, Value); 2] {
-        let headers: Map<String, Value> = self
-            .headers
-            .iter()
-            .map(|(name, _)| (name.clone(), json!(HIDDEN)))
-            .collect();
-        let certificate = self
-            .client_certificate
-            .as_ref()
-            .map(|it| json!({ "certificate": it.certificate, "private_key": HIDDEN }));
-        [
-            ("headers", headers.into()),
-            (CLIENT_CERTIFICATE, certificate.into()),
-        ]
+    /// The headers as clients see them.
+    pub(super) fn headers_shown(&self) -> BTreeMap<String, &'static str> {
+        let names = self.headers.iter().map(|(name, _)| name.clone());
+        names.map(|name| (name, HIDDEN)).collect()
     }
+
+    /// The client certificate as clients see it.
+    pub(super) fn client_certificate_shown(&self) -> Option<ClientCertificateShown> {
+        self.client_certificate
+            .as_ref()
+            .map(|it| ClientCertificateShown {
+                certificate: it.certificate.clone(),
+                private_key: HIDDEN,
+            })
+    }
+}
+
+/// What the endpoint is shown when it asks for a certificate (mutual TLS).
+#[derive(Serialize, ToSchema)]
+#[schema(as = ClientCertificate)]
+pub(super) struct ClientCertificateShown {
+    /// PEM, with its chain.
+    certificate: String,
+    /// PEM. Shown as `***`, which stands for the one that is there.
+    private_key: &'static str,
 }
 
 /// Reads `{"certificate": PEM, "private_key": PEM}`. A hidden key is the one that is there: so a

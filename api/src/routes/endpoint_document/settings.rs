@@ -1,7 +1,7 @@
 //! The part of an endpoint's document that limits it: how often, how fast, how long, what then.
 //! Stored in `endpoints.settings`; `null` and absent mean the default.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use shared::domain::endpoint::{
     Backoff, BreakerSettings, Doubling, EndpointSettings, OnDeadLetter, Preset, RateLimit,
 };
@@ -19,34 +19,6 @@ const LATEST_DISABLE: u32 = 30 * 86_400;
 /// Names of backoffs.
 const FAST: &str = "fast";
 const STANDARD_WEBHOOKS: &str = "standard-webhooks";
-
-/// The settings as clients see them.
-pub(super) fn shown(settings: &EndpointSettings) -> [(&'static str, Value); 19] {
-    [
-        ("timeout_ms", json!(settings.timeout_ms)),
-        ("max_attempts", json!(settings.max_attempts)),
-        ("backoff", json!(settings.backoff)),
-        ("max_in_flight", json!(settings.max_in_flight)),
-        ("max_age_seconds", json!(settings.max_age_seconds)),
-        ("max_pending", json!(settings.max_pending)),
-        ("rate_limit", json!(settings.rate_limit)),
-        ("retry_statuses", json!(settings.retry_statuses)),
-        ("on_dead_letter", json!(settings.on_dead_letter)),
-        ("replay_on_recovery", json!(settings.replay_on_recovery)),
-        (
-            "disable_after_seconds",
-            json!(settings.disable_after_seconds),
-        ),
-        ("breaker", json!(settings.breaker)),
-        ("signature", json!(settings.signature)),
-        ("signing", json!(settings.signing)),
-        ("kind", json!(settings.kind)),
-        ("method", json!(settings.method)),
-        ("template", json!(settings.template)),
-        ("on_missing_field", json!(settings.on_missing_field)),
-        ("redact", json!(settings.redact)),
-    ]
-}
 
 pub(super) fn read(fields: &mut Fields, rules: &Rules<'_>) -> EndpointSettings {
     let default = EndpointSettings::default();

@@ -1,0 +1,100 @@
+//! What examples show. Requests among them are sent by a test.
+
+use serde_json::{Value, json};
+
+pub(crate) const EVENT: &str = "evt_01kb9h2v3cfzqt9m6w8x5y7r2n";
+pub(crate) const DELIVERY: &str = "dlv_01kb9h2v3cfzqt9m6w8x5y7r2n";
+pub(crate) const ENDPOINT: &str = "ep_01kb9h2v3cfzqt9m6w8x5y7r2n";
+pub(crate) const TENANT: &str = "tnt_01kb9h2v3cfzqt9m6w8x5y7r2n";
+pub(crate) const ORGANIZATION: &str = "org_01kb9h2v3cfzqt9m6w8x5y7r2n";
+pub(crate) const KEY: &str = "key_01kb9h2v3cfzqt9m6w8x5y7r2n";
+pub(crate) const CREATED: &str = "2026-11-30T12:00:00.123Z";
+pub(crate) const LATER: &str = "2026-11-30T12:05:00.123Z";
+
+/// A page with one row, the last one.
+pub(crate) fn list(row: Value) -> Value {
+    json!({"data": [row], "next_cursor": null})
+}
+
+pub(crate) fn event() -> Value {
+    json!({
+        "id": EVENT, "external_id": null, "type": "order.created", "channels": ["eu"], "created_at": CREATED,
+        "deliver_before": null, "payload_bytes": 26, "delivery_count": 1,
+    })
+}
+
+pub(crate) fn delivery() -> Value {
+    json!({
+        "id": DELIVERY, "event_id": EVENT, "endpoint_id": ENDPOINT, "status": "failed", "created_at": CREATED,
+        "attempt_count": 1, "max_attempts": 5, "next_attempt_at": LATER, "delivered_at": null, "ended_at": null,
+        "waiting_for": "retry", "next_probe_at": null,
+        "last_error": "transient", "last_status_code": 500, "last_response_ms": 12, "close_reason": null,
+        "dead_letter_class": null, "dead_letter_reason": null,
+    })
+}
+
+pub(crate) fn attempt() -> Value {
+    json!({
+        "number": 1, "started_at": CREATED, "outcome": "transient", "status_code": 500, "response_ms": 12,
+        "timings_us": {"queue": 400, "dns": 900, "connect": 1200, "tls": null, "first_byte": 11000},
+        "url": "https://receiver.example/hooks", "address": "203.0.113.7", "addresses_dialled": null,
+        "error": null, "response": "oops", "response_truncated": false, "endpoint_version": 1, "applied": true,
+        "final_status": null,
+    })
+}
+
+/// [`attempt`], of a test.
+pub(crate) fn test_sent() -> Value {
+    let mut sent = attempt();
+    sent["event_id"] = json!(EVENT);
+    sent["delivery_id"] = json!(DELIVERY);
+    sent
+}
+
+pub(crate) fn endpoint() -> Value {
+    json!({
+        "id": ENDPOINT, "url": "https://receiver.example/hooks", "description": "Orders of the shop",
+        "event_types": ["order.*"], "channels": [], "enabled": true, "ordered": false, "metadata": {},
+        "headers": {"x-shop": "***"}, "client_certificate": null, "timeout_ms": 15000, "max_attempts": 5,
+        "backoff": {"base_seconds": 30, "max_seconds": 3600}, "max_in_flight": 10, "max_age_seconds": 432_000,
+        "max_pending": 100_000, "rate_limit": {"per_second": 10.0, "burst": 20}, "retry_statuses": [],
+        "on_dead_letter": "release", "replay_on_recovery": true, "disable_after_seconds": 432_000,
+        "breaker": {"failures": 10, "cooldown_seconds": 300, "max_cooldown_seconds": 3600},
+        "signature": "standard", "signing": ["v1"], "public_keys": [],
+        "kind": "webhook", "method": "POST", "template": null, "on_missing_field": "fail", "redact": [],
+        "secrets": [{"created_at": CREATED, "expires_at": null}],
+        "disabled_reason": null, "disabled_at": null, "created_at": CREATED, "updated_at": CREATED,
+    })
+}
+
+/// [`endpoint`], just made.
+pub(crate) fn created_endpoint() -> Value {
+    let mut created = endpoint();
+    created["secret"] = json!("whsec_c2VjcmV0IHRoYXQgbm9ib2R5IGVsc2Uga25vd3M=");
+    created
+}
+
+pub(crate) fn organization() -> Value {
+    json!({"id": ORGANIZATION, "name": "Example Shops", "created_at": CREATED})
+}
+
+pub(crate) fn tenant() -> Value {
+    json!({
+        "id": TENANT, "organization_id": ORGANIZATION, "external_id": "shop-42", "name": "Shop 42",
+        "created_at": CREATED,
+    })
+}
+
+pub(crate) fn key() -> Value {
+    json!({
+        "id": KEY, "hint": "prk_a1B2c3", "name": "backend", "scopes": ["events:write"], "created_at": CREATED,
+        "expires_at": null, "revoked_at": null, "last_used_at": null,
+    })
+}
+
+/// [`key`], just made.
+pub(crate) fn created_key() -> Value {
+    let mut created = key();
+    created["key"] = json!("prk_a1B2c3AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
+    created
+}
