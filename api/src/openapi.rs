@@ -16,7 +16,14 @@ use crate::routes;
         title = "Postrider",
         description = "Outbound webhooks and postbacks: post events, and they are delivered, signed and retried."
     ),
-    paths(routes::endpoint_health::show),
+    paths(
+        routes::endpoint_health::show,
+        routes::replays::of_endpoint,
+        routes::replays::of_dead_letters,
+        routes::replays::list,
+        routes::replays::show,
+        routes::replays::cancel,
+    ),
     components(schemas(Problem<'_>, FieldError)),
     modifiers(&Keys),
     security(("key" = []))

@@ -5,9 +5,10 @@ use actix_web::{HttpRequest, HttpResponse};
 use serde_json::{Value, json};
 use shared::domain::attempt::{KEPT_OF_FAILURE, kept_of_response};
 use shared::domain::delivery::Status;
-use shared::ids::{DeliveryId, EndpointId, EventId, TenantKey, created_at};
+use shared::ids::{DeliveryId, EndpointId, EventId, ReplayId, TenantKey, created_at};
 use shared::store::attempts::{self as attempt_store, Attempt};
 use shared::store::deliveries::{self as store, Delivery, Filter};
+use shared::store::replays::{self, Retried};
 use shared::store::{endpoints, notify};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -97,14 +98,18 @@ pub(super) async fn cancel(app: App, request: HttpRequest) -> Result<HttpRespons
     reply(StatusCode::OK, &document(found))
 }
 
-/// `POST /v1/deliveries/{id}/retry`: a waiting delivery is due now.
+/// `POST /v1/deliveries/{id}/retry`: a waiting delivery is due now, one that has ended becomes a new one.
 pub(super) async fn retry(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Replay).await?.tenant;
     let id: DeliveryId = path_id(&request, "id")?;
     refuse_idempotency_key(&request)?;
     let found = find(&app, tenant, id.0).await?;
-    if found.status == Status::InFlight || found.status.is_final() {
+    if found.status == Status::InFlight {
         return Err(not_now(&found, "retried"));
+    }
+    if found.status.is_final() {
+        let again = again(&app, tenant, id.0).await?;
+        return reply(StatusCode::ACCEPTED, &document(again));
     }
     let client = app.client().await?;
     if !store::retry(&**client, tenant, id.0).await? {
@@ -114,6 +119,24 @@ pub(super) async fn retry(app: App, request: HttpRequest) -> Result<HttpResponse
     notify::commands(&**client).await;
     drop(client);
     reply(StatusCode::ACCEPTED, &document(found))
+}
+
+/// A final state is final (D6): the event goes to the endpoint once more as a new delivery.
+async fn again(app: &App, tenant: TenantKey, id: Uuid) -> Result<Delivery, ApiError> {
+    let mut client = app.client().await?;
+    let transaction = client.transaction().await?;
+    let now = app.clock.now();
+    let retried = replays::again(&transaction, tenant, id, now).await?;
+    let Retried::As(again, slot, endpoint) = retried else {
+        return Err(match retried {
+            Retried::Not(reason) => super::replays::not_replayable(reason),
+            Retried::NotFinal | Retried::As(..) => missing(),
+        });
+    };
+    transaction.commit().await?;
+    notify::hint(&**client, &format!("{}:{}", slot.0, endpoint.0)).await;
+    drop(client);
+    find(app, tenant, again).await
 }
 
 async fn find(app: &App, tenant: TenantKey, id: Uuid) -> Result<Delivery, ApiError> {
@@ -129,7 +152,7 @@ fn not_now(delivery: &Delivery, verb: &str) -> ApiError {
             format!("its request is on the wire; it can be {verb} when that has ended")
         }
         Status::Delivered | Status::DeadLetter | Status::Cancelled | Status::Skipped => format!(
-            "it is {}, which is final; sending it again is a replay, which comes with a later version",
+            "it is {}, which is final; `POST …/retry` sends its event again as a new delivery",
             delivery.status.name()
         ),
         Status::Pending | Status::Failed => {
@@ -177,6 +200,8 @@ pub(super) fn document(delivery: Delivery) -> Value {
         "close_reason": delivery.close_reason,
         "dead_letter_class": class,
         "dead_letter_reason": why.flatten(),
+        "replay_of": delivery.replay.and_then(|replay| replay.of).map(DeliveryId),
+        "replay_id": delivery.replay.and_then(|replay| replay.by).map(ReplayId),
     })
 }
 

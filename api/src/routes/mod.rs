@@ -9,6 +9,7 @@ mod endpoints;
 mod event_body;
 mod events;
 mod health;
+pub(crate) mod replays;
 
 use std::sync::Arc;
 
@@ -65,6 +66,13 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
     .service(path("/v1/deliveries/{id}/attempts", "GET").route(web::get().to(deliveries::attempts)))
     .service(path("/v1/deliveries/{id}/cancel", "POST").route(web::post().to(deliveries::cancel)))
     .service(path("/v1/deliveries/{id}/retry", "POST").route(web::post().to(deliveries::retry)))
+    .service(path("/v1/endpoints/{id}/replay", "POST").route(web::post().to(replays::of_endpoint)))
+    .service(
+        path("/v1/dead-letters/replay", "POST").route(web::post().to(replays::of_dead_letters)),
+    )
+    .service(path("/v1/replays", "GET").route(web::get().to(replays::list)))
+    .service(path("/v1/replays/{id}", "GET").route(web::get().to(replays::show)))
+    .service(path("/v1/replays/{id}/cancel", "POST").route(web::post().to(replays::cancel)))
     .service(
         path("/v1/endpoints", "GET, POST")
             .route(web::get().to(endpoints::list))

@@ -7,6 +7,7 @@
 //! - [`breaker`], [`outage`]: whether an endpoint is well, and what follows when it was not.
 //! - [`bucket`], [`limit`]: how fast and how much at once an endpoint is sent to.
 //! - [`notice`]: what a tenant is told, and how often.
+//! - [`replay`]: how fast old events are sent again.
 //! - [`address`]: where requests may go.
 //! - [`headers`]: what a tenant may add to a request.
 //! - [`signing`]: what a receiver checks.
@@ -22,5 +23,6 @@ mod instant;
 pub mod limit;
 pub mod notice;
 pub mod outage;
+pub mod replay;
 pub mod retry_after;
 pub mod signing;
