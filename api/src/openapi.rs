@@ -46,6 +46,8 @@ const ADMIN: &str = "admin";
         (name = "Events", description = "What happened: published once, delivered to every matching endpoint"),
         (name = "Deliveries", description = "One event to one endpoint, and each attempt"),
         (name = "Endpoints", description = "Where to, what, and within which limits"),
+        (name = "Replays", description = "Old events, sent again in the background"),
+        (name = "Dead letters", description = "Deliveries that are no longer tried"),
         (name = "Tenants", description = "For organizations: the tenants of their own"),
         (name = "Administration", description = "For the operator"),
         (name = "Operation", description = "For load balancers"),

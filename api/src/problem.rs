@@ -35,6 +35,7 @@ pub(crate) enum Kind {
     NotSupported,
     LimitReached,
     NotStorable,
+    NotReplayable,
     Internal,
     Overloaded,
     Unavailable,
@@ -60,6 +61,7 @@ impl Kind {
             Self::NotSupported => (422, "not-supported", "This version cannot do this"),
             Self::LimitReached => (422, "limit-reached", "A limit is reached"),
             Self::NotStorable => (422, "not-storable", "The data cannot be stored"),
+            Self::NotReplayable => (422, "not-replayable", "It cannot be sent again"),
             Self::Internal => (500, "internal", "Something went wrong on our side"),
             Self::Overloaded => (503, "overloaded", "Too much at once; try again"),
             Self::Unavailable => (503, "unavailable", "Not available at the moment; try again"),
@@ -97,6 +99,9 @@ impl Kind {
             Self::NotSupported => "the header `Idempotency-Key` is not supported by this version",
             Self::LimitReached => "a tenant has at most 10000 endpoints",
             Self::NotStorable => "the database refuses this event",
+            Self::NotReplayable => {
+                "its event is past its retention, so there is nothing left to send; publish a new event"
+            }
             Self::Internal => "the cause is in the log of the server",
             Self::Overloaded => "more events wait to be stored than may wait; nothing was stored",
             Self::Unavailable => "the database is away; nothing was changed, or it is not known",

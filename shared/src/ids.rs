@@ -97,6 +97,10 @@ public_id!(
     /// An API key.
     KeyId, "key", "key"
 );
+public_id!(
+    /// What was asked to be sent again.
+    ReplayId, "rpl", "replay"
+);
 
 /// The key of a tenant inside the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,6 +109,10 @@ pub struct TenantKey(pub i32);
 /// The key of an endpoint inside the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey(pub i64);
+
+/// The key of a replay inside the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReplayKey(pub i32);
 
 /// A share of the endpoints, 0–255: owned by one worker at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

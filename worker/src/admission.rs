@@ -241,6 +241,11 @@ impl Gate {
         }
     }
 
+    /// Somebody asks for an attempt now, behind an open breaker too.
+    pub fn probe_asked_for(&mut self, now: OffsetDateTime) {
+        self.breaker.probe_asked_for(now);
+    }
+
     /// Until when an operator holds back all that its tenant gets.
     pub const fn pause(&mut self, until: Option<OffsetDateTime>) {
         self.paused_until = until;

@@ -8,6 +8,7 @@ pub(crate) const ENDPOINT: &str = "ep_01kb9h2v3cfzqt9m6w8x5y7r2n";
 pub(crate) const TENANT: &str = "tnt_01kb9h2v3cfzqt9m6w8x5y7r2n";
 pub(crate) const ORGANIZATION: &str = "org_01kb9h2v3cfzqt9m6w8x5y7r2n";
 pub(crate) const KEY: &str = "key_01kb9h2v3cfzqt9m6w8x5y7r2n";
+pub(crate) const REPLAY: &str = "rpl_01kb9h2v3cfzqt9m6w8x5y7r2n";
 pub(crate) const CREATED: &str = "2026-11-30T12:00:00.123Z";
 pub(crate) const LATER: &str = "2026-11-30T12:05:00.123Z";
 
@@ -29,7 +30,20 @@ pub(crate) fn delivery() -> Value {
         "attempt_count": 1, "max_attempts": 5, "next_attempt_at": LATER, "delivered_at": null, "ended_at": null,
         "waiting_for": "retry", "next_probe_at": null,
         "last_error": "transient", "last_status_code": 500, "last_response_ms": 12, "close_reason": null,
-        "dead_letter_class": null, "dead_letter_reason": null,
+        "dead_letter_class": null, "dead_letter_reason": null, "replay_of": null, "replay_id": null,
+    })
+}
+
+pub(crate) fn replay() -> Value {
+    json!({
+        "id": REPLAY, "endpoint_id": ENDPOINT, "status": "running",
+        "filter": {
+            "status": ["dead_letter", "skipped"], "missing": false, "class": [], "event_type": null,
+            "since": CREATED, "until": LATER, "id_count": 0,
+        },
+        "rate_per_second": 100.0, "total": 1_000, "total_is_lower_bound": true, "done": 420, "failed": 3, "skipped": 0,
+        "not_replayable": [{"reason": "payload_expired", "count": 1, "event_ids": [EVENT]}],
+        "created_at": CREATED, "finished_at": null,
     })
 }
 

@@ -57,6 +57,8 @@ parts! {
     Post: NotSupported;
     /// A state that does not allow what is asked for.
     State: Conflict;
+    /// What cannot be sent again.
+    Replay: NotReplayable;
     /// A limit of the tenant.
     Limit: LimitReached;
     /// What a text may hold and the database may not.

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde_json::json;
 use shared::domain::attempt::Outcome;
 use shared::domain::delivery::{CloseReason, DeadLetterClass, Status};
+use shared::domain::replay::{NotReplayable, ReplayStatus};
 use shared::ids;
 use shared::policy::payload::MOST_PATH;
 use utoipa::openapi::schema::{AdditionalProperties, Array, Object, OneOf, Type};
@@ -43,6 +44,7 @@ schemas! {
     TenantId = id(ids::TenantId::PREFIX);
     OrganizationId = id(ids::OrganizationId::PREFIX);
     KeyId = id(ids::KeyId::PREFIX);
+    ReplayId = id(ids::ReplayId::PREFIX);
     /// Not `Status`: the document has one name space.
     DeliveryStatus = names(
         Status::ALL.iter().map(|it| it.name()),
@@ -60,6 +62,19 @@ schemas! {
     DeliveryDeadLetterClass = names(
         DeadLetterClass::ALL.iter().map(|it| it.name()),
         "What kind of failure ended a delivery: decides who should look.",
+    );
+    ReplayState = names(
+        ReplayStatus::ALL.iter().map(|it| it.name()),
+        "`failed` is through a fault of ours.",
+    );
+    NotReplayableReason = names(
+        NotReplayable::ALL.iter().map(|it| it.name()),
+        "Why an event could not be sent again.",
+    );
+    /// How a delivery can have ended.
+    EndedStatus = names(
+        Status::ALL.iter().filter(|it| it.is_final()).map(|it| it.name()),
+        "How a delivery has ended.",
     );
     /// The name of a channel: at most 128 bytes.
     Channel = text(1, 128, NO_CONTROL);

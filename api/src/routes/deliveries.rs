@@ -6,6 +6,7 @@ use shared::domain::delivery::Status;
 use shared::ids::{DeliveryId, EndpointId, TenantKey};
 use shared::store::attempts::{self as attempt_store, Attempt as StoredAttempt};
 use shared::store::deliveries::{self as store, Delivery as Stored, Filter};
+use shared::store::replays::{self, Retried};
 use shared::store::{endpoints, notify};
 use tokio_postgres::IsolationLevel;
 use uuid::Uuid;
@@ -139,13 +140,14 @@ pub(super) async fn cancel(app: App, request: HttpRequest) -> Result<HttpRespons
 
 /// Retry a delivery now
 ///
-/// A waiting delivery is due now. One that is on the wire or final: 409.
+/// A waiting delivery is due now. One that has ended is final: its event is sent again as a new delivery, which is
+/// what the reply shows. One that is on the wire: 409.
 #[utoipa::path(
     post, path = "/v1/deliveries/{id}/retry", tag = "Deliveries", operation_id = "retryDelivery", security(("key" = ["replay"])),
     params(("id" = schema::DeliveryId, Path, description = "The delivery's id")),
     responses(
         (status = 202, description = "Will be sent", body = Delivery, example = json!(example::delivery())),
-        Refused<(refused::Key, refused::Id, refused::Post, refused::State)>,
+        Refused<(refused::Key, refused::Id, refused::Post, refused::State, refused::Replay)>,
     )
 )]
 pub(super) async fn retry(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
@@ -153,8 +155,12 @@ pub(super) async fn retry(app: App, request: HttpRequest) -> Result<HttpResponse
     let id: DeliveryId = path_id(&request, "id")?;
     refuse_idempotency_key(&request)?;
     let found = find(&app, tenant, id.0).await?;
-    if found.status == Status::InFlight || found.status.is_final() {
+    if found.status == Status::InFlight {
         return Err(not_now(&found, "retried"));
+    }
+    if found.status.is_final() {
+        let again = again(&app, tenant, id.0).await?;
+        return reply(StatusCode::ACCEPTED, &Delivery::new(again));
     }
     let client = app.client().await?;
     if !store::retry(&**client, tenant, id.0).await? {
@@ -164,6 +170,24 @@ pub(super) async fn retry(app: App, request: HttpRequest) -> Result<HttpResponse
     notify::commands(&**client).await;
     drop(client);
     reply(StatusCode::ACCEPTED, &Delivery::new(found))
+}
+
+/// A final state is final (D6): the event goes to the endpoint once more as a new delivery.
+async fn again(app: &App, tenant: TenantKey, id: Uuid) -> Result<Stored, ApiError> {
+    let mut client = app.client().await?;
+    let transaction = client.transaction().await?;
+    let now = app.clock.now();
+    let retried = replays::again(&transaction, tenant, id, now).await?;
+    let Retried::As(again, slot, endpoint) = retried else {
+        return Err(match retried {
+            Retried::Not(reason) => super::replays::not_replayable(reason),
+            Retried::NotFinal | Retried::As(..) => missing(),
+        });
+    };
+    transaction.commit().await?;
+    notify::hint(&**client, &format!("{}:{}", slot.0, endpoint.0)).await;
+    drop(client);
+    find(app, tenant, again).await
 }
 
 async fn find(app: &App, tenant: TenantKey, id: Uuid) -> Result<Stored, ApiError> {
@@ -179,7 +203,7 @@ fn not_now(delivery: &Stored, verb: &str) -> ApiError {
             format!("its request is on the wire; it can be {verb} when that has ended")
         }
         Status::Delivered | Status::DeadLetter | Status::Cancelled | Status::Skipped => format!(
-            "it is {}, which is final; sending it again is a replay, which comes with a later version",
+            "it is {}, which is final; `POST …/retry` sends its event again as a new delivery",
             delivery.status.name()
         ),
         Status::Pending | Status::Failed => {

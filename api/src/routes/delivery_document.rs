@@ -3,7 +3,7 @@
 use serde::Serialize;
 use shared::domain::attempt::{KEPT_OF_FAILURE, Outcome, kept_of_response};
 use shared::domain::delivery::{CloseReason, DeadLetterClass, Status};
-use shared::ids::{DeliveryId, EndpointId, EventId, created_at};
+use shared::ids::{DeliveryId, EndpointId, EventId, ReplayId, created_at};
 use shared::store::attempts as attempt_store;
 use shared::store::deliveries as store;
 use std::net::IpAddr;
@@ -47,6 +47,12 @@ pub(super) struct Delivery {
     dead_letter_class: Option<DeadLetterClass>,
     #[schema(required)]
     dead_letter_reason: Option<String>,
+    /// Of a replay: the delivery that is sent again.
+    #[schema(required, value_type = Option<schema::DeliveryId>)]
+    replay_of: Option<DeliveryId>,
+    /// Of a replay of several: which.
+    #[schema(required, value_type = Option<schema::ReplayId>)]
+    replay_id: Option<ReplayId>,
 }
 
 impl Delivery {
@@ -70,6 +76,8 @@ impl Delivery {
             close_reason: delivery.close_reason,
             dead_letter_class,
             dead_letter_reason: why.flatten(),
+            replay_of: delivery.replay.and_then(|it| it.of).map(DeliveryId),
+            replay_id: delivery.replay.and_then(|it| it.by).map(ReplayId),
         }
     }
 }

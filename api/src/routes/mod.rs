@@ -13,6 +13,7 @@ mod endpoints;
 mod event_body;
 mod events;
 mod health;
+mod replays;
 
 use std::sync::Arc;
 
@@ -95,6 +96,11 @@ routes! {
     "/v1/endpoints/{id}/enable": POST endpoints::enable;
     "/v1/endpoints/{id}/disable": POST endpoints::disable;
     "/v1/endpoints/{id}/test": POST endpoint_test::send;
+    "/v1/endpoints/{id}/replay": POST replays::of_endpoint;
+    "/v1/dead-letters/replay": POST replays::of_dead_letters;
+    "/v1/replays": GET replays::list;
+    "/v1/replays/{id}": GET replays::show;
+    "/v1/replays/{id}/cancel": POST replays::cancel;
     "/v1/endpoints/{id}/secret/rotate": POST endpoint_secrets::rotate;
     "/v1/endpoints/{id}/secret/revoke": POST endpoint_secrets::revoke;
     "/.well-known/jwks.json": GET endpoint_secrets::key_set;

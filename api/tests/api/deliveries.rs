@@ -279,13 +279,8 @@ async fn retry_leaves_a_command_for_the_owner_of_the_slot() {
     let tenant = server.tenant("acme").await;
     tenant.endpoint(json!({})).await;
     let worker = Worker::new(&database).await;
-    let (retrying, dead, flying) = (
-        delivery_of(&tenant).await,
-        delivery_of(&tenant).await,
-        delivery_of(&tenant).await,
-    );
+    let (retrying, flying) = (delivery_of(&tenant).await, delivery_of(&tenant).await);
     worker.run(TO_RETRY, &retrying).await;
-    worker.run(TO_DEAD, &dead).await;
     worker.run(TO_FLIGHT, &flying).await;
     let retry = async |id: &str| {
         tenant
@@ -294,8 +289,6 @@ async fn retry_leaves_a_command_for_the_owner_of_the_slot() {
     };
 
     assert_eq!(retry(&retrying).await.expect(202)["id"], retrying);
-    let problem = retry(&dead).await.problem(409, "conflict");
-    assert!(text(&problem["detail"]).contains("replay"), "{problem}");
     retry(&flying).await.problem(409, "conflict");
 
     let rows = worker
@@ -353,4 +346,106 @@ async fn pages(tenant: &Tenant<'_>, path: &str) -> Vec<String> {
         };
         next = format!("{path}&cursor={cursor}");
     }
+}
+
+/// Retries a delivery that ended; the new one.
+async fn again(tenant: &Tenant<'_>, id: &str) -> Value {
+    tenant
+        .post(&format!("/v1/deliveries/{id}/retry"), &json!({}))
+        .await
+        .expect(202)
+}
+
+#[tokio::test]
+async fn a_retry_of_whatever_ended_is_a_new_delivery_of_the_same_event_to_the_same_endpoint() {
+    // D6
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let endpoint = text(&tenant.endpoint(json!({})).await["id"]);
+    let worker = Worker::new(&database).await;
+    let (delivered, dead, cancelled) = (
+        delivery_of(&tenant).await,
+        delivery_of(&tenant).await,
+        delivery_of(&tenant).await,
+    );
+    worker.attempt(&delivered, 1, 200, (Some(3), true)).await;
+    worker.run(TO_NOWHERE, &delivered).await;
+    worker.run(TO_DEAD, &dead).await;
+    tenant
+        .post(&format!("/v1/deliveries/{cancelled}/cancel"), &json!({}))
+        .await
+        .expect(200);
+
+    for (id, status) in [
+        (&delivered, "delivered"),
+        (&dead, "dead_letter"),
+        (&cancelled, "cancelled"),
+    ] {
+        let before = show(&tenant, id).await;
+        assert_eq!(before["status"], status);
+        let new = again(&tenant, id).await;
+        assert_ne!(new["id"], *id);
+        assert_eq!(new["status"], "pending");
+        assert_eq!(new["event_id"], before["event_id"]);
+        assert_eq!(new["endpoint_id"], endpoint);
+        assert_eq!(new["attempt_count"], 0);
+        assert_eq!(new["replay_of"], *id);
+        assert_eq!(show(&tenant, id).await, before, "what ended stays");
+        // Field report F81: as often as it is asked for.
+        assert_ne!(again(&tenant, id).await["id"], new["id"]);
+    }
+    let marked =
+        "SELECT count(*) FROM dead_letters d JOIN ready r ON r.id = d.replayed_as AND r.kind = 1";
+    let row = worker.session.query_one(marked, &[]).await.unwrap();
+    assert_eq!(row.get::<_, i64>(0), 1);
+}
+
+#[tokio::test]
+async fn a_retry_of_what_cannot_be_sent_again_says_why() {
+    let (database, server) = world().await;
+    let (tenant, other) = (server.tenant("acme").await, server.tenant("evil").await);
+    let endpoint = text(&tenant.endpoint(json!({})).await["id"]);
+    let worker = Worker::new(&database).await;
+    let retry = async |tenant: &Tenant<'_>, id: &str| {
+        tenant
+            .post(&format!("/v1/deliveries/{id}/retry"), &json!({}))
+            .await
+    };
+    let dead = delivery_of(&tenant).await;
+    worker.run(TO_DEAD, &dead).await;
+
+    // S3
+    retry(&other, &dead).await.problem(404, "not-found");
+    // Past its retention: retention raises the floor, and then drops what nobody owes.
+    let event = show(&tenant, &dead).await;
+    let event = text(&event["event_id"])
+        .parse::<shared::ids::EventId>()
+        .unwrap()
+        .0;
+    let floor = "UPDATE retention SET replay_floor = now() + interval '1 day'";
+    worker.session.batch_execute(floor).await.unwrap();
+    let problem = retry(&tenant, &dead).await.problem(422, "not-replayable");
+    assert!(text(&problem["detail"]).contains("retention"), "{problem}");
+    let keep = "INSERT INTO events_kept SELECT * FROM events WHERE id = $1";
+    worker.session.execute(keep, &[&event]).await.unwrap();
+    retry(&tenant, &dead).await.expect(202);
+
+    let late = "UPDATE events_kept SET deliver_before = now() - interval '1 s' WHERE id = $1";
+    worker.session.execute(late, &[&event]).await.unwrap();
+    let problem = retry(&tenant, &dead).await.problem(422, "not-replayable");
+    assert!(
+        text(&problem["detail"]).contains("deliver_before"),
+        "{problem}"
+    );
+
+    let path = format!("/v1/endpoints/{endpoint}");
+    tenant
+        .post(&format!("{path}/disable"), &json!({}))
+        .await
+        .expect(200);
+    let problem = retry(&tenant, &dead).await.problem(409, "conflict");
+    assert!(text(&problem["detail"]).contains("enable"), "{problem}");
+    server.delete(&path, &tenant.key).await.expect(204);
+    let problem = retry(&tenant, &dead).await.problem(409, "conflict");
+    assert!(text(&problem["detail"]).contains("deleted"), "{problem}");
 }

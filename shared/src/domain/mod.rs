@@ -7,6 +7,7 @@ pub mod notice;
 pub mod order;
 pub mod pause;
 pub mod postback;
+pub mod replay;
 pub mod signature;
 
 /// A code stored in the database that this program does not know: written by a newer version, or damage.

@@ -410,6 +410,15 @@ impl Breaker {
         }
     }
 
+    /// Somebody asks for an attempt now: the probe is due, if none is on the wire.
+    pub fn probe_asked_for(&mut self, now: OffsetDateTime) {
+        if let Some(opening) = &mut self.open
+            && opening.probe != Probe::Out
+        {
+            opening.probe_at = opening.probe_at.min(now);
+        }
+    }
+
     fn open_with(&mut self, now: OffsetDateTime, probe_at: OffsetDateTime) -> Transition {
         self.last_opened = Some(now);
         self.open = Some(Opening {

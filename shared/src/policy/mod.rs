@@ -7,6 +7,7 @@
 //! - [`breaker`], [`outage`]: whether an endpoint is well, and what follows when it was not.
 //! - [`bucket`], [`limit`]: how fast and how much at once an endpoint is sent to.
 //! - [`notice`]: what a tenant is told, and how often.
+//! - [`replay`]: how fast old events are sent again.
 //! - [`address`]: where requests may go.
 //! - [`headers`]: what a tenant may add to a request.
 //! - [`postback`], [`payload`]: requests made of a payload's fields.
@@ -27,5 +28,6 @@ pub mod outage;
 pub mod payload;
 pub mod postback;
 pub mod redaction;
+pub mod replay;
 pub mod retry_after;
 pub mod signing;

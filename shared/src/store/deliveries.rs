@@ -65,7 +65,7 @@ const BY_IDS: &str = "
 WITH flying AS MATERIALIZED (SELECT unnest(in_flight) AS id FROM workers WHERE expires_at > now())
 SELECT u.id, p.status, u.id IN (SELECT id FROM flying), coalesce(p.event_id, a.event_id), e.public_id,
        e.settings, coalesce(p.attempts_made, a.no), p.due_at, p.reason, p.class, p.why, p.ended_at,
-       a.final_status, a.outcome, a.status, a.total_ms, a.error, a.started_at
+       a.final_status, a.outcome, a.status, a.total_ms, a.error, a.started_at, y.replayed, y.source_id, y.public_id
 FROM unnest($2::uuid[], $3::timestamptz[]) WITH ORDINALITY AS u(id, made_at, ord)
 LEFT JOIN LATERAL (
   SELECT 1::int2 AS status, endpoint_id, event_id, attempts_made, NULL::timestamptz AS due_at,
@@ -90,6 +90,9 @@ LEFT JOIN LATERAL (
   ORDER BY no DESC, epoch DESC LIMIT 1) a ON true
 LEFT JOIN LATERAL (
   SELECT public_id, settings FROM endpoints WHERE id = coalesce(p.endpoint_id, a.endpoint_id) OFFSET 0) e ON true
+LEFT JOIN LATERAL (
+  SELECT true AS replayed, r.source_id, b.public_id FROM replayed r LEFT JOIN replays b ON b.id = r.replay_id
+  WHERE r.delivery_id = u.id OFFSET 0) y ON true
 WHERE p.status IS NOT NULL OR a.final_status IS NOT NULL
 ORDER BY u.ord";
 
@@ -163,6 +166,17 @@ pub struct Delivery {
     pub ended_at: Option<OffsetDateTime>,
     /// Its last attempt, as far as it counts.
     pub last: Option<LastAttempt>,
+    /// It was asked for by a person.
+    pub replay: Option<Replayed>,
+}
+
+/// Of a delivery that sends an event again.
+#[derive(Debug, Clone, Copy)]
+pub struct Replayed {
+    /// The delivery that it repeats, if there was one.
+    pub of: Option<Uuid>,
+    /// The replay that made it, by its public id.
+    pub by: Option<Uuid>,
 }
 
 /// What the last attempt that counts brought.
@@ -303,6 +317,13 @@ fn delivery(row: &tokio_postgres::Row) -> Result<Delivery, StoreError> {
             .transpose()?,
         ended_at: row.try_get(11)?,
         last,
+        replay: match row.try_get(18)? {
+            Some(true) => Some(Replayed {
+                of: row.try_get(19)?,
+                by: row.try_get(20)?,
+            }),
+            Some(false) | None => None,
+        },
     })
 }
 

@@ -31,6 +31,7 @@ pub mod pauses;
 pub mod pool;
 pub mod queue;
 pub mod recovery;
+pub mod replays;
 pub mod retention;
 pub mod sealed;
 pub mod slots;
@@ -50,6 +51,10 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         endpoint_runtime::STATEMENTS,
         endpoint_secrets::STATEMENTS,
         recovery::STATEMENTS,
+        replays::STATEMENTS,
+        replays::again::STATEMENTS,
+        replays::walk::STATEMENTS,
+        replays::work::STATEMENTS,
         commands::STATEMENTS,
         attempts::STATEMENTS,
         deliveries::STATEMENTS,

@@ -22,7 +22,9 @@ use super::notify;
 use crate::domain::delivery::Kind;
 use crate::domain::endpoint::wants_type;
 use crate::domain::notice::NoticeKind;
-use crate::ids::{EndpointId, EndpointKey, TenantKey, new_v7};
+use crate::domain::replay::ReplayStatus;
+use crate::ids::{EndpointId, EndpointKey, ReplayId, Slot, TenantKey, new_v7};
+use crate::policy::notice as policy;
 
 /// What the types of operational events begin with: reserved, nobody else may publish them.
 pub const PREFIX: &str = "postrider.";
@@ -147,6 +149,73 @@ pub async fn publish(client: &mut Client, notice: &Notice) -> Result<Published, 
     Ok(Published::Sent(event, subscribers.len()))
 }
 
+/// A replay of which nothing is under way any more.
+#[derive(Debug, Clone)]
+pub(super) struct EndedReplay {
+    /// Its public id.
+    pub(super) id: Uuid,
+    /// Whose it is.
+    pub(super) tenant: TenantKey,
+    /// Of which endpoint; `None`: of several.
+    pub(super) endpoint: Option<EndpointKey>,
+    /// How it ended.
+    pub(super) status: ReplayStatus,
+    /// What it brought.
+    pub(super) counts: [(&'static str, i64); 5],
+    /// When it began.
+    pub(super) created_at: OffsetDateTime,
+    /// The database's clock.
+    pub(super) now: OffsetDateTime,
+}
+
+/// Tells of a replay that ended, in the transaction that ends it: once, and without a window, because nothing
+/// else tells of this one. Returns whom to hint at after the commit.
+pub(super) async fn replay_ended(
+    transaction: &Transaction<'_>,
+    replay: &EndedReplay,
+) -> Result<Vec<(Slot, EndpointKey)>, StoreError> {
+    let kind = NoticeKind::ReplayFinished;
+    let mut payload = policy::payload(kind, &policy::Facts::default());
+    payload.insert(
+        "replay_id".to_owned(),
+        ReplayId(replay.id).to_string().into(),
+    );
+    payload.insert("status".to_owned(), replay.status.name().into());
+    let counts = replay.counts.iter();
+    payload.extend(counts.map(|(name, count)| ((*name).to_owned(), Value::from(*count))));
+    let notice = Notice {
+        // There is no endpoint with the key 0: it is about none in particular, so no subscriber is left out.
+        endpoint: replay.endpoint.unwrap_or(EndpointKey(0)),
+        tenant: replay.tenant,
+        kind,
+        window: policy::window(kind),
+        since: replay.created_at,
+        payload,
+    };
+    let subscribers = subscribers(transaction, &notice).await?;
+    if subscribers.is_empty() {
+        return Ok(Vec::new());
+    }
+    let body = match self::payload(transaction, &notice).await? {
+        Some(body) => body,
+        None => bytes(&{
+            let mut body = notice.payload.clone();
+            body.insert("endpoint_id".to_owned(), Value::Null);
+            body
+        })?,
+    };
+    let told = Told {
+        // No window counts it.
+        window_start: replay.created_at,
+        now: replay.now,
+    };
+    insert(transaction, &notice, told, &body, &subscribers).await?;
+    let pairs = subscribers.iter();
+    Ok(pairs
+        .map(|it| (Slot(it.slot), EndpointKey(it.endpoint)))
+        .collect())
+}
+
 /// The name of the events of a kind.
 #[must_use]
 pub fn event_type(kind: NoticeKind) -> String {
@@ -213,8 +282,11 @@ async fn payload(
     };
     let mut body = about(&row)?;
     body.extend(notice.payload.clone());
-    let bytes = serde_json::to_vec(&body).map_err(|error| StoreError::Other(error.to_string()))?;
-    Ok(Some(bytes))
+    Ok(Some(bytes(&body)?))
+}
+
+fn bytes(body: &Map<String, Value>) -> Result<Vec<u8>, StoreError> {
+    serde_json::to_vec(body).map_err(|error| StoreError::Other(error.to_string()))
 }
 
 fn about(row: &Row) -> Result<Map<String, Value>, StoreError> {

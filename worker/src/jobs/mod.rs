@@ -2,6 +2,7 @@
 //!
 //! - [`maintenance`]: partitions ahead, retention behind.
 //! - [`pauses`]: what was held back and is not any more goes back to its owners.
+//! - [`replays`]: what people ask to be sent again.
 //! - [`backlog`]: which endpoints have so much waiting that new deliveries are turned away.
 //!
 //! Every worker runs every job's loop; who holds the job's lease does a step, the others ask again.
@@ -14,6 +15,7 @@
 mod backlog;
 mod maintenance;
 mod pauses;
+mod replays;
 #[cfg(test)]
 mod tests;
 
@@ -44,6 +46,9 @@ trait Job: Send {
     const NAME: &'static str;
     /// What its connection is for.
     const ROLE: Role;
+
+    /// There is a new connection: what was prepared on the last one is gone.
+    fn connected(&mut self) {}
 
     /// One step; returns the pause until the next one.
     fn step(
@@ -86,6 +91,10 @@ impl Jobs {
         let jobs = self.clone();
         supervisor.start("pauses", move |shutdown| {
             jobs.clone().lead(pauses::Resume, shutdown)
+        });
+        let jobs = self.clone();
+        supervisor.start("replays", move |shutdown| {
+            jobs.clone().lead(replays::Replays::default(), shutdown)
         });
         supervisor.start("backlog", move |shutdown| {
             self.clone().lead(backlog::Backlog, shutdown)
@@ -154,6 +163,7 @@ impl Leader {
             .is_none_or(|session| session.is_closed())
         {
             self.session = Some(database.connect(J::ROLE).await?);
+            job.connected();
         }
         let Some(session) = self.session.as_mut() else {
             return Ok(STANDBY);

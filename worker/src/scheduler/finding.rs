@@ -81,6 +81,9 @@ impl Scheduler {
         let new = || Endpoint::new(key, slot, tenant, now.boot);
         let endpoint = self.endpoints.entry(key).or_insert_with(new);
         endpoint.due(Some(now.database));
+        if let Some(gate) = &mut endpoint.gate {
+            gate.probe_asked_for(now.database);
+        }
         consider_load(endpoint, &mut self.load_turns, now);
     }
 
