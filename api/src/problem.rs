@@ -32,6 +32,7 @@ pub(crate) enum Kind {
     UnsupportedMediaType,
     InvalidFields,
     NotSupported,
+    IdempotencyMismatch,
     LimitReached,
     NotStorable,
     Internal,
@@ -55,6 +56,11 @@ impl Kind {
             Self::UnsupportedMediaType => (415, "unsupported-media-type", "JSON is expected"),
             Self::InvalidFields => (422, "invalid-fields", "Some fields are not valid"),
             Self::NotSupported => (422, "not-supported", "This version cannot do this"),
+            Self::IdempotencyMismatch => (
+                422,
+                "idempotency-mismatch",
+                "The key was used for something else",
+            ),
             Self::LimitReached => (422, "limit-reached", "A limit is reached"),
             Self::NotStorable => (422, "not-storable", "The data cannot be stored"),
             Self::Internal => (500, "internal", "Something went wrong on our side"),
@@ -102,6 +108,18 @@ impl ApiError {
         Self {
             errors,
             ..Self::new(Kind::InvalidFields, detail)
+        }
+    }
+
+    /// A problem of one field; of none, when the pointer is empty.
+    pub(crate) fn field(kind: Kind, pointer: &str, detail: String) -> Self {
+        let error = FieldError {
+            pointer: pointer.to_owned(),
+            detail: detail.clone(),
+        };
+        Self {
+            errors: (!pointer.is_empty()).then_some(error).into_iter().collect(),
+            ..Self::new(kind, detail)
         }
     }
 

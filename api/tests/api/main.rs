@@ -19,6 +19,7 @@ mod endpoints;
 mod health;
 mod ingest;
 mod lists;
+mod once;
 mod ordered;
 mod proxy;
 mod signatures;

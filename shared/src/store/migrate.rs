@@ -59,6 +59,8 @@ pub const MIGRATIONS: &[Migration] = migrations![
     ),
     (9, "add_key_pairs", "0009_add_key_pairs.sql"),
     (10, "add_pauses", "0010_add_pauses.sql"),
+    (11, "add_external_ids", "0011_add_external_ids.sql"),
+    (12, "add_claims", "0012_add_claims.sql"),
 ];
 
 /// The schema that this program reads and writes.
