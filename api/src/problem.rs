@@ -28,10 +28,10 @@ pub(crate) enum Kind {
     MethodNotAllowed,
     RequestTimeout,
     Conflict,
+    RequestInProgress,
     PayloadTooLarge,
     UnsupportedMediaType,
     InvalidFields,
-    NotSupported,
     IdempotencyMismatch,
     LimitReached,
     NotStorable,
@@ -52,10 +52,10 @@ impl Kind {
             Self::MethodNotAllowed => (405, "method-not-allowed", "Not with this method"),
             Self::RequestTimeout => (408, "request-timeout", "The body came too slowly"),
             Self::Conflict => (409, "conflict", "The current state does not allow this"),
+            Self::RequestInProgress => (409, "request-in-progress", "The same is running already"),
             Self::PayloadTooLarge => (413, "payload-too-large", "The body is too large"),
             Self::UnsupportedMediaType => (415, "unsupported-media-type", "JSON is expected"),
             Self::InvalidFields => (422, "invalid-fields", "Some fields are not valid"),
-            Self::NotSupported => (422, "not-supported", "This version cannot do this"),
             Self::IdempotencyMismatch => (
                 422,
                 "idempotency-mismatch",
@@ -120,18 +120,6 @@ impl ApiError {
         Self {
             errors: (!pointer.is_empty()).then_some(error).into_iter().collect(),
             ..Self::new(kind, detail)
-        }
-    }
-
-    /// One field asks for something that this version does not do.
-    pub(crate) fn not_supported(pointer: &str, what: &str) -> Self {
-        let detail = format!("{what} is not supported by this version");
-        Self {
-            errors: vec![FieldError {
-                pointer: pointer.to_owned(),
-                detail: detail.clone(),
-            }],
-            ..Self::new(Kind::NotSupported, detail)
         }
     }
 
@@ -214,7 +202,7 @@ impl ResponseError for ApiError {
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         ));
-        if status == 503 {
+        if status == 503 || self.kind == Kind::RequestInProgress {
             reply.insert_header((header::RETRY_AFTER, RETRY_AFTER.to_string()));
         }
         if status == 401 {

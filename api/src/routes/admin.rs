@@ -15,7 +15,7 @@ use shared::store::tenants::{self as store, Organization, Tenant};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::{App, json as reply, path_id, refuse_idempotency_key};
+use super::{App, json as reply, path_id};
 use crate::auth::{MOST_EXTERNAL_ID, Scope};
 use crate::json::{self, Fields};
 use crate::paging::Query;
@@ -180,7 +180,6 @@ pub(super) async fn revoke_key(app: App, request: HttpRequest) -> Result<HttpRes
 }
 
 async fn body(request: &HttpRequest, payload: Payload) -> Result<Fields, ApiError> {
-    refuse_idempotency_key(request)?;
     Fields::parse(&json::read(request, payload, json::MOST_BYTES).await?)
 }
 

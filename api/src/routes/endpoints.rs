@@ -16,9 +16,7 @@ use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
 use super::endpoint_document::{self as document, Rules};
-use super::{
-    App, State, endpoint_secrets as secrets, json as reply, path_id, refuse_idempotency_key,
-};
+use super::{App, State, endpoint_secrets as secrets, json as reply, path_id};
 use crate::auth::{Caller, Scope};
 use crate::json::{self, Fields};
 use crate::paging::Query;
@@ -87,7 +85,6 @@ pub(super) async fn create(
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
     let caller = app.auth.tenant(&request, Scope::EndpointsWrite).await?;
-    refuse_idempotency_key(&request)?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let id = new_v7(app.clock.now());
     let nothing = (&document::Opened::default(), None);
@@ -194,7 +191,6 @@ pub(super) async fn to_change(
 ) -> Result<(Caller, EndpointId), ApiError> {
     let caller = app.auth.tenant(request, Scope::EndpointsWrite).await?;
     let id = path_id(request, "id")?;
-    refuse_idempotency_key(request)?;
     Ok((caller, id))
 }
 

@@ -12,7 +12,9 @@ mod health;
 
 use std::sync::Arc;
 
+use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
 use actix_web::http::{StatusCode, header};
+use actix_web::middleware::from_fn;
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource};
 use deadpool_postgres::Pool;
@@ -23,6 +25,7 @@ use utoipa::OpenApi as _;
 
 use crate::auth::Auth;
 use crate::config::Config;
+use crate::idempotency;
 use crate::ingest::Queues;
 use crate::openapi;
 use crate::problem::{ApiError, Kind};
@@ -42,7 +45,7 @@ pub(crate) use endpoints::NextSlot;
 
 impl State {
     /// A connection of the pool. Give it back before anything but the database is waited for.
-    async fn client(&self) -> Result<deadpool_postgres::Client, ApiError> {
+    pub(crate) async fn client(&self) -> Result<deadpool_postgres::Client, ApiError> {
         Ok(self.pool.get().await.map_err(StoreError::from)?)
     }
 }
@@ -53,7 +56,7 @@ type App = web::Data<State>;
 /// Every path there is.
 pub(crate) fn configure(app: &mut ServiceConfig) {
     app.service(
-        path("/v1/events", "GET, POST")
+        bare_path("/v1/events", "GET, POST")
             .route(web::get().to(events::list))
             .route(web::post().to(events::publish)),
     )
@@ -118,8 +121,25 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
     .default_service(web::route().to(nothing_here));
 }
 
-/// A path that answers other methods with 405 and what it does allow.
-fn path(pattern: &str, allow: &'static str) -> Resource {
+/// A path whose POSTs happen once when they have an `Idempotency-Key`, that answers other methods
+/// with 405 and what it does allow.
+fn path(
+    pattern: &str,
+    allow: &'static str,
+) -> Resource<
+    impl ServiceFactory<
+        ServiceRequest,
+        Config = (),
+        Response = ServiceResponse,
+        Error = actix_web::Error,
+        InitError = (),
+    >,
+> {
+    bare_path(pattern, allow).wrap(from_fn(idempotency::once))
+}
+
+/// The same for events, which see to it themselves.
+fn bare_path(pattern: &str, allow: &'static str) -> Resource {
     web::resource(pattern).default_service(
         web::route()
             .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
@@ -158,12 +178,4 @@ where
     let text = request.match_info().get(name).unwrap_or_default();
     text.parse()
         .map_err(|error: T::Err| ApiError::new(Kind::InvalidParameter, error.to_string()))
-}
-
-/// Refuses what this version would otherwise silently ignore.
-fn refuse_idempotency_key(request: &HttpRequest) -> Result<(), ApiError> {
-    if request.headers().contains_key("Idempotency-Key") {
-        return Err(ApiError::not_supported("", "the header `Idempotency-Key`"));
-    }
-    Ok(())
 }

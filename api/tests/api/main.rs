@@ -17,6 +17,7 @@ mod endpoint_life;
 mod endpoint_url;
 mod endpoints;
 mod health;
+mod idempotent_posts;
 mod ingest;
 mod lists;
 mod once;

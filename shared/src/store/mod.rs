@@ -31,6 +31,7 @@ pub mod pauses;
 pub mod pool;
 pub mod queue;
 pub mod recovery;
+pub mod replies;
 pub mod retention;
 pub mod sealed;
 pub mod slots;
@@ -49,6 +50,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         endpoint_runtime::STATEMENTS,
         endpoint_secrets::STATEMENTS,
         recovery::STATEMENTS,
+        replies::STATEMENTS,
         commands::STATEMENTS,
         attempts::STATEMENTS,
         deliveries::STATEMENTS,
