@@ -10,6 +10,7 @@
 mod auth;
 mod config;
 mod health;
+mod idempotency;
 mod ingest;
 mod instant;
 mod json;

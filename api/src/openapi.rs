@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use actix_web::web::Bytes;
+use shared::domain::idempotency::MOST_KEY_BYTES;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
 use utoipa::openapi::schema::{Object, Type};
@@ -104,6 +105,12 @@ struct Common;
 impl Modify for Common {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let mut shared = BTreeMap::new();
+        for item in document.paths.paths.values_mut() {
+            if let Some(post) = &mut item.post {
+                let parameters = post.parameters.get_or_insert_default();
+                parameters.push(idempotency_key().into());
+            }
+        }
         for operation in document.paths.paths.values_mut().flat_map(operations) {
             if takes_key(operation) {
                 let parameters = operation.parameters.get_or_insert_default();
@@ -155,6 +162,22 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
 fn takes_key(operation: &Operation) -> bool {
     let mut schemes = operation.security.iter().flatten();
     schemes.any(|scheme| serde_json::to_value(scheme).is_ok_and(|scheme| scheme.get(KEY).is_some()))
+}
+
+fn idempotency_key() -> Parameter {
+    let text = Object::builder()
+        .schema_type(Type::String)
+        .min_length(Some(1))
+        .max_length(Some(MOST_KEY_BYTES))
+        .pattern(Some("^[!-~]([ -~]*[!-~])?$"));
+    ParameterBuilder::new()
+        .name("Idempotency-Key")
+        .parameter_in(ParameterIn::Header)
+        .description(Some(
+            "For 24 hours the same key with the same body gets the same reply, and happens once",
+        ))
+        .schema(Some(text))
+        .build()
 }
 
 fn tenant_header() -> Parameter {

@@ -29,10 +29,11 @@ pub(crate) enum Kind {
     RequestTimeout,
     Conflict,
     PreconditionFailed,
+    RequestInProgress,
     PayloadTooLarge,
     UnsupportedMediaType,
     InvalidFields,
-    NotSupported,
+    IdempotencyMismatch,
     LimitReached,
     NotStorable,
     NotReplayable,
@@ -55,10 +56,15 @@ impl Kind {
             Self::RequestTimeout => (408, "request-timeout", "The body came too slowly"),
             Self::Conflict => (409, "conflict", "The current state does not allow this"),
             Self::PreconditionFailed => (412, "precondition-failed", "It has changed meanwhile"),
+            Self::RequestInProgress => (409, "request-in-progress", "The same is running already"),
             Self::PayloadTooLarge => (413, "payload-too-large", "The body is too large"),
             Self::UnsupportedMediaType => (415, "unsupported-media-type", "JSON is expected"),
             Self::InvalidFields => (422, "invalid-fields", "Some fields are not valid"),
-            Self::NotSupported => (422, "not-supported", "This version cannot do this"),
+            Self::IdempotencyMismatch => (
+                422,
+                "idempotency-mismatch",
+                "The key was used for something else",
+            ),
             Self::LimitReached => (422, "limit-reached", "A limit is reached"),
             Self::NotStorable => (422, "not-storable", "The data cannot be stored"),
             Self::NotReplayable => (422, "not-replayable", "It cannot be sent again"),
@@ -88,6 +94,9 @@ impl Kind {
             Self::MethodNotAllowed => "this path answers to GET",
             Self::RequestTimeout => "the body did not arrive within 30 s",
             Self::Conflict => "its request is on the wire; it can be retried when that has ended",
+            Self::RequestInProgress => {
+                "a request with this Idempotency-Key is running; ask again in a moment"
+            }
             Self::PreconditionFailed => {
                 "the endpoint has changed: its ETag is \"7\"; read it again, and send that"
             }
@@ -96,7 +105,10 @@ impl Kind {
             }
             Self::UnsupportedMediaType => "send `Content-Type: application/json`",
             Self::InvalidFields => "/name: is required",
-            Self::NotSupported => "the header `Idempotency-Key` is not supported by this version",
+            Self::IdempotencyMismatch => {
+                "this Idempotency-Key was used within the last 24 hours for another request; \
+                 send the same body to get the same reply, or take a new one"
+            }
             Self::LimitReached => "a tenant has at most 10000 endpoints",
             Self::NotStorable => "the database refuses this event",
             Self::NotReplayable => {
@@ -150,15 +162,15 @@ impl ApiError {
         }
     }
 
-    /// One field asks for something that this version does not do.
-    pub(crate) fn not_supported(pointer: &str, what: &str) -> Self {
-        let detail = format!("{what} is not supported by this version");
+    /// A problem of one field; of none, when the pointer is empty.
+    pub(crate) fn field(kind: Kind, pointer: &str, detail: String) -> Self {
+        let error = FieldError {
+            pointer: pointer.to_owned(),
+            detail: detail.clone(),
+        };
         Self {
-            errors: vec![FieldError {
-                pointer: pointer.to_owned(),
-                detail: detail.clone(),
-            }],
-            ..Self::new(Kind::NotSupported, detail)
+            errors: (!pointer.is_empty()).then_some(error).into_iter().collect(),
+            ..Self::new(kind, detail)
         }
     }
 
@@ -241,7 +253,7 @@ impl ResponseError for ApiError {
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         ));
-        if status == 503 {
+        if status == 503 || self.kind == Kind::RequestInProgress {
             reply.insert_header((header::RETRY_AFTER, RETRY_AFTER.to_string()));
         }
         if status == 401 {

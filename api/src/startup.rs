@@ -181,10 +181,15 @@ fn start_writers(tasks: &mut Supervisor, state: &State, writers: &Arc<writer::Sh
             writer::run(Arc::clone(&shared), Lane::Plain, stop)
         });
     }
-    let shared = Arc::clone(writers);
-    tasks.start("ordered writer", move |stop| {
-        writer::run(Arc::clone(&shared), Lane::Ordered, stop)
-    });
+    for (name, lane) in [
+        ("keyed writer", Lane::Keyed),
+        ("ordered writer", Lane::Ordered),
+    ] {
+        let shared = Arc::clone(writers);
+        tasks.start(name, move |stop| {
+            writer::run(Arc::clone(&shared), lane, stop)
+        });
+    }
 }
 
 fn start_hints(

@@ -62,6 +62,11 @@ impl Known {
         }
     }
 
+    /// What it may, as a text of no meaning.
+    pub(super) fn scopes(&self) -> String {
+        format!("{:02x}", self.scopes)
+    }
+
     pub(super) fn require(&self, scope: Scope) -> Result<(), ApiError> {
         if self.scopes & scope.bit() != 0 {
             return Ok(());

@@ -19,6 +19,7 @@ use actix_web::http::header;
 use deadpool_postgres::Pool;
 use shared::ids::{TenantId, TenantKey};
 use shared::store::keys::{KeyOwner, hash};
+use shared::store::replies::KeyHolder;
 use shared::store::{StoreError, tenants};
 use subtle::ConstantTimeEq;
 
@@ -67,15 +68,43 @@ impl Auth {
     ) -> Result<Caller, ApiError> {
         let known = self.keys.key(bearer(request)?).await?;
         known.require(scope)?;
+        let tenant = self.named(request, &known).await?;
+        let reads = known.require(Scope::Read).is_ok();
+        Ok(Caller { tenant, reads })
+    }
+
+    /// Whose keys of idempotency a request uses, and what its key may, as a text of no meaning.
+    pub(crate) async fn holder(
+        &self,
+        request: &HttpRequest,
+    ) -> Result<(KeyHolder, String), ApiError> {
+        if request.path().starts_with("/v1/admin/") {
+            self.admin(request)?;
+            return Ok((KeyHolder::Operator, String::new()));
+        }
+        let known = self.keys.key(bearer(request)?).await?;
+        let holder = match known.owner {
+            KeyOwner::Organization(organization) if request.path() == "/v1/tenants" => {
+                KeyHolder::Organization(organization)
+            }
+            KeyOwner::Organization(_) | KeyOwner::Tenant(..) => {
+                KeyHolder::Tenant(self.named(request, &known).await?.0)
+            }
+        };
+        Ok((holder, known.scopes()))
+    }
+
+    /// The tenant that a request names.
+    async fn named(&self, request: &HttpRequest, known: &Known) -> Result<TenantKey, ApiError> {
         let selector = tenant_header(request)?;
-        let tenant = match known.owner {
+        match known.owner {
             KeyOwner::Tenant(tenant, id) => {
                 if selector.is_some_and(|selector| selector != TenantId(id).to_string()) {
                     let detail =
                         format!("this key speaks for one tenant; leave {TENANT_HEADER} out");
                     return Err(ApiError::new(Kind::MissingScope, detail));
                 }
-                tenant
+                Ok(tenant)
             }
             KeyOwner::Organization(organization) => {
                 let selector = selector.ok_or_else(|| {
@@ -85,11 +114,9 @@ impl Auth {
                     );
                     ApiError::new(Kind::InvalidParameter, detail)
                 })?;
-                self.select(organization, selector, &known).await?
+                self.select(organization, selector, known).await
             }
-        };
-        let reads = known.require(Scope::Read).is_ok();
-        Ok(Caller { tenant, reads })
+        }
     }
 
     /// The organization that a request speaks for, if its key may do this.

@@ -9,6 +9,8 @@
 //! Events with an ordering key and an ordered endpoint have a queue and a writer of their own
 //! ([`Lane::Ordered`]): they wait for the locks of their keys, and nobody else should. Whether an
 //! event is one of them is known when it is planned, so a writer may hand it over to the other lane.
+//! Events that happen once ([`Lane::Keyed`]) have theirs as well: they may wait for another process
+//! that has the same key in its hands.
 //!
 //! # Invariants
 //! - D1, D2: a request is answered only after the commit that holds its event and deliveries.
@@ -27,6 +29,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use shared::domain::delivery::Status;
+use shared::domain::idempotency::{IdempotencyKey, KeySpace};
 use shared::domain::order::OrderKey;
 use shared::ids::TenantKey;
 use time::OffsetDateTime;
@@ -55,6 +58,29 @@ pub(crate) struct NewEvent {
     pub(crate) deliver_before: Option<OffsetDateTime>,
     /// Its order among the tenant's events of the same key, at endpoints that ask for it.
     pub(crate) order_key: Option<OrderKey>,
+    /// The tenant's own id of it.
+    pub(crate) external_id: Option<Box<str>>,
+    /// Under which keys it happens once.
+    pub(crate) idempotency: Vec<IdempotencyKey>,
+}
+
+impl NewEvent {
+    /// Where it goes before it is planned.
+    const fn first_lane(&self) -> Lane {
+        match self.order_key {
+            Some(_) => Lane::Ordered,
+            None => self.lane_without_order(),
+        }
+    }
+
+    /// Where it goes if no endpoint of its fan-out keeps an order.
+    const fn lane_without_order(&self) -> Lane {
+        if self.idempotency.is_empty() && self.external_id.is_none() {
+            Lane::Plain
+        } else {
+            Lane::Keyed
+        }
+    }
 }
 
 /// Which writers an event goes to.
@@ -62,6 +88,8 @@ pub(crate) struct NewEvent {
 pub(crate) enum Lane {
     /// Most events.
     Plain,
+    /// Events that have a key of idempotency.
+    Keyed,
     /// Events that have a place in the order of an endpoint.
     Ordered,
 }
@@ -96,6 +124,8 @@ pub(crate) enum Refusal {
     Types,
     /// The tenant's endpoints change faster than they can be read.
     Restless,
+    /// Another body was sent under the same key.
+    Mismatch(KeySpace),
     /// The database refuses this row.
     NotStorable,
     /// A bug, or a schema that does not fit.
@@ -138,10 +168,11 @@ impl Drop for Room {
     }
 }
 
-/// The queues of both lanes. Each has its own limits, so that neither fills the other's.
+/// The queues of all lanes. Each has its own limits, so that none fills another's.
 #[derive(Debug)]
 pub(crate) struct Queues {
     plain: Queue,
+    keyed: Queue,
     ordered: Queue,
 }
 
@@ -149,6 +180,7 @@ impl Queues {
     pub(crate) fn new(deadline: Duration) -> Self {
         Self {
             plain: Queue::new(deadline),
+            keyed: Queue::new(deadline),
             ordered: Queue::new(deadline),
         }
     }
@@ -157,22 +189,20 @@ impl Queues {
     pub(crate) fn with_most_waiting(self, most: usize) -> Self {
         Self {
             plain: self.plain.with_most_waiting(most),
+            keyed: self.keyed.with_most_waiting(most),
             ordered: self.ordered.with_most_waiting(most),
         }
     }
 
     /// Hands an event to a writer and waits until it is durable.
     pub(crate) async fn submit(&self, event: NewEvent) -> Reply {
-        let lane = match event.order_key {
-            Some(_) => Lane::Ordered,
-            None => Lane::Plain,
-        };
-        self.of(lane).submit(event).await
+        self.of(event.first_lane()).submit(event).await
     }
 
     const fn of(&self, lane: Lane) -> &Queue {
         match lane {
             Lane::Plain => &self.plain,
+            Lane::Keyed => &self.keyed,
             Lane::Ordered => &self.ordered,
         }
     }
@@ -279,6 +309,8 @@ mod tests {
             channels: Vec::new(),
             deliver_before: None,
             order_key: None,
+            external_id: None,
+            idempotency: Vec::new(),
         }
     }
 

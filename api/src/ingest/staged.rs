@@ -6,7 +6,7 @@ use shared::store::ingest::{Batch, CHANNEL_SEPARATOR, DeliveryRow, EventRow, Sto
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::configuration::{Configurations, Known};
+use super::configuration::Configurations;
 use super::{Accepted, AcceptedDelivery, Lane, MOST_FAN_OUT, MOST_LISTED, Refusal, Reply, Waiting};
 
 /// Rounds that an event may be sent back because its tenant's endpoints changed meanwhile.
@@ -83,7 +83,7 @@ impl Staged {
         let ordered = |plan: &Plan| plan.deliveries.iter().any(|planned| planned.ordered);
         match self.event().order_key {
             Some(_) if self.plan.as_ref().is_some_and(ordered) => Lane::Ordered,
-            Some(_) | None => Lane::Plain,
+            Some(_) | None => self.event().lane_without_order(),
         }
     }
 
@@ -158,9 +158,11 @@ impl Staged {
             payload: &event.payload,
             config_version: plan.config_version,
             order_key: match self.lane() {
-                Lane::Plain => None,
+                Lane::Plain | Lane::Keyed => None,
                 Lane::Ordered => event.order_key,
             },
+            external_id: event.external_id.as_deref(),
+            idempotency: &event.idempotency,
         };
         let deliveries = plan.deliveries.iter().map(|planned| DeliveryRow {
             id: planned.id,
@@ -213,41 +215,22 @@ impl Staged {
         self.answer(Ok(accepted));
     }
 
-    /// Answers with what an earlier submission of the same event stored, which may have had another
-    /// fan-out. Public ids come from the configuration; an endpoint deleted since is left out of
-    /// the listed ones, not of the count.
-    pub(super) fn accept_stored(self, stored: &Stored, known: Option<&mut Known>) {
-        let Some(id) = self.waiting.id else {
-            return self.answer(Err(Refusal::Internal));
-        };
-        let targets = known
-            .map(|known| known.targets.as_slice())
-            .unwrap_or_default();
-        let public = |key: EndpointKey| {
-            targets
-                .iter()
-                .find(|target| target.key == key)
-                .map(|target| target.public)
-        };
-        let deliveries = stored
-            .deliveries
-            .iter()
-            .filter_map(|(endpoint, id, closed)| {
-                let status = if *closed {
-                    Status::Skipped
-                } else {
-                    Status::Pending
-                };
-                Some(AcceptedDelivery {
-                    id: *id,
-                    endpoint: public(*endpoint)?,
-                    status,
-                })
-            });
+    /// Answers with an event that exists: this one, stored by an earlier submission that may have had
+    /// another fan-out, or the one that its key stands for.
+    pub(super) fn accept_stored(self, id: Uuid, stored: &Stored) {
+        let deliveries = stored.deliveries.iter().map(|delivery| AcceptedDelivery {
+            id: delivery.id,
+            endpoint: delivery.endpoint,
+            status: if delivery.skipped {
+                Status::Skipped
+            } else {
+                Status::Pending
+            },
+        });
         let accepted = Accepted {
             id,
-            delivery_count: stored.deliveries.len(),
-            deliveries: deliveries.take(MOST_LISTED).collect(),
+            delivery_count: stored.delivery_count,
+            deliveries: deliveries.collect(),
         };
         self.answer(Ok(accepted));
     }

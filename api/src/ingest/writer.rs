@@ -8,6 +8,7 @@
 //!   exist, and the statement inserts no id twice.
 //! - A bad row fails alone: a batch that the database refuses is halved until the row is found.
 //! - An event of the wrong lane is handed over before it is submitted.
+//! - A key stands for one event: what the statement found under it answers, whoever stored that.
 //! - Rows whose requester went away are dropped *before* they are submitted.
 
 use std::collections::VecDeque;
@@ -20,16 +21,24 @@ use shared::runtime::jitter;
 use shared::store::ingest::{Batch, Ingest, Inserted, MOST_ORDERED};
 use shared::store::{Database, StoreError};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::configuration::Configurations;
 use super::hints::Hints;
 use super::staged::Staged;
-use super::{Lane, Queues, Refusal};
+use super::{Lane, MOST_LISTED, Queues, Refusal};
 
 /// The most deliveries of a batch: past it a batch gains nothing and its requests wait longer.
 const MOST_DELIVERIES: usize = 500;
 /// The most bytes of payload of a batch.
 const MOST_BYTES: usize = 1 << 20;
+/// What a reply lists of an event that exists.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "100"
+)]
+const LISTED: i32 = MOST_LISTED as i32;
 /// Pauses between attempts to reach the database: doubled from the first to the longest, and
 /// jittered, so that a fleet does not come back in step.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -127,7 +136,7 @@ impl Writer {
 
     const fn most_events(&self) -> usize {
         match self.lane {
-            Lane::Plain => MOST_DELIVERIES,
+            Lane::Plain | Lane::Keyed => MOST_DELIVERIES,
             Lane::Ordered => MOST_ORDERED,
         }
     }
@@ -153,21 +162,44 @@ impl Writer {
         if ids.is_empty() {
             return Ok(());
         }
-        let stored = ingest.stored(&tenants, &ids).await?;
-        let events = self.staged.iter().map(Staged::event);
-        self.configurations.prepare(ingest, events).await?;
+        let stored = ingest.stored(&tenants, &ids, LISTED).await?;
         for mut staged in std::mem::take(&mut self.staged) {
             staged.in_doubt = false;
-            let found = staged.identity().and_then(|(_, id)| stored.get(&id));
+            let found = staged
+                .identity()
+                .and_then(|(_, id)| Some((id, stored.get(&id)?)));
             match found {
-                Some(found) => {
-                    let known = self.configurations.tenant(staged.event().tenant);
-                    staged.accept_stored(found, known);
-                }
+                Some((id, stored)) => staged.accept_stored(id, stored),
                 None => self.staged.push_back(staged),
             }
         }
         Ok(())
+    }
+
+    /// Answers events with those that their keys stand for. One that is not there was of this batch
+    /// and did not make it: the next batch decides anew.
+    async fn replay(
+        &mut self,
+        ingest: &Ingest,
+        replays: Vec<(Staged, Uuid)>,
+    ) -> Result<(), StoreError> {
+        if replays.is_empty() {
+            return Ok(());
+        }
+        let (tenants, ids): (Vec<i32>, Vec<Uuid>) = replays
+            .iter()
+            .map(|(staged, id)| (staged.event().tenant.0, *id))
+            .unzip();
+        let stored = ingest.stored(&tenants, &ids, LISTED).await;
+        let mut again = Vec::new();
+        for (staged, id) in replays {
+            match stored.as_ref().ok().and_then(|stored| stored.get(&id)) {
+                Some(stored) => staged.accept_stored(id, stored),
+                None => again.extend(staged.outdated()),
+            }
+        }
+        self.restage(vec![again]);
+        stored.map(drop)
     }
 
     /// Plans the oldest events up to a batch's limits; what cannot be accepted is answered.
@@ -241,14 +273,17 @@ impl Writer {
     }
 
     async fn insert(&self, ingest: &Ingest, part: &[Staged]) -> Result<Inserted, StoreError> {
-        let mut batch = Batch::default();
+        let mut batch = match self.lane {
+            Lane::Plain => Batch::default(),
+            Lane::Keyed | Lane::Ordered => Batch::keyed(),
+        };
         for staged in part {
             staged.add_to(&mut batch);
         }
         let sent = boot_time();
         let inserted = match self.lane {
             Lane::Plain => ingest.insert(&batch).await?,
-            Lane::Ordered => ingest.insert_ordered(&batch).await?,
+            Lane::Keyed | Lane::Ordered => ingest.insert_keyed(&batch).await?,
         };
         self.shared.clock.measured(sent, boot_time(), inserted.now);
         Ok(inserted)
@@ -265,6 +300,9 @@ impl Writer {
         let mut again = Vec::new();
         let mut stale = inserted.stale.iter().copied().peekable();
         let mut repeated = inserted.repeated.iter().copied().peekable();
+        let mut replayed = inserted.replays.iter().copied().peekable();
+        let mut mismatched = inserted.mismatches.iter().copied().peekable();
+        let mut replays = Vec::new();
         for (position, mut staged) in part.into_iter().enumerate() {
             if stale.next_if_eq(&position).is_some() {
                 self.configurations.forget(staged.event().tenant);
@@ -272,6 +310,10 @@ impl Writer {
             } else if repeated.next_if_eq(&position).is_some() {
                 staged.in_doubt = true;
                 again.push(staged);
+            } else if let Some((_, id)) = replayed.next_if(|(at, _)| *at == position) {
+                replays.push((staged, id));
+            } else if let Some((_, space)) = mismatched.next_if(|(at, _)| *at == position) {
+                staged.refuse(Refusal::Mismatch(space));
             } else {
                 places.extend(staged.live());
                 staged.accept();
@@ -282,7 +324,7 @@ impl Writer {
         if !inserted.repeated.is_empty() {
             self.settle_doubts(ingest).await?;
         }
-        Ok(())
+        self.replay(ingest, replays).await
     }
 
     /// Puts parts back in front, the last one first: the order in which they would have been sent.

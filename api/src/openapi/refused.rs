@@ -53,8 +53,10 @@ parts! {
     Query: InvalidParameter;
     /// A JSON object.
     Body: MalformedJson RequestTimeout PayloadTooLarge UnsupportedMediaType InvalidFields;
-    /// A POST: `Idempotency-Key` is refused while nothing heeds it.
-    Post: NotSupported;
+    /// A POST that happens once for each `Idempotency-Key`.
+    Post: InvalidParameter RequestInProgress IdempotencyMismatch;
+    /// The same for events, which wait for the first one.
+    Once: InvalidParameter IdempotencyMismatch;
     /// A state that does not allow what is asked for.
     State: Conflict;
     /// What cannot be sent again.

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde_json::json;
 use shared::domain::attempt::Outcome;
 use shared::domain::delivery::{CloseReason, DeadLetterClass, Status};
+use shared::domain::idempotency;
 use shared::domain::replay::{NotReplayable, ReplayStatus};
 use shared::ids;
 use shared::policy::payload::MOST_PATH;
@@ -87,6 +88,8 @@ schemas! {
     Name = text(1, MOST_NAME, r"^[^\u0000-\u001f\u007f-\u009f]*[^\s\u0000-\u001f\u007f-\u009f][^\u0000-\u001f\u007f-\u009f]*$");
     OptionalName = text(0, MOST_NAME, NO_CONTROL);
     ExternalId = text(0, MOST_EXTERNAL_ID, NO_CONTROL);
+    /// Your own name for an event.
+    EventExternalId = text(1, idempotency::MOST_EXTERNAL_ID, NO_CONTROL);
     KeyScope = names(Scope::ALL.iter().map(|it| it.name()), "What a key may do.");
     EndpointBackoff = backoff();
     EndpointRateLimit = Object::builder()

@@ -16,7 +16,7 @@ use super::admin_document::{
     CreatedKey, Key, NewKey, NewOrganization, NewOwnTenant, NewTenant, Organization, OwnerKind,
     Tenant,
 };
-use super::{App, json as reply, path_id, refuse_idempotency_key};
+use super::{App, json as reply, path_id};
 use crate::auth::{MOST_EXTERNAL_ID, Scope};
 use crate::json::{self, Fields};
 use crate::openapi::refused::{self, Refused};
@@ -272,7 +272,6 @@ pub(super) async fn revoke_key(app: App, request: HttpRequest) -> Result<HttpRes
 }
 
 async fn body(request: &HttpRequest, payload: Payload) -> Result<Fields, ApiError> {
-    refuse_idempotency_key(request)?;
     Fields::parse(&json::read(request, payload, json::MOST_BYTES).await?)
 }
 

@@ -12,7 +12,7 @@ use tokio_postgres::IsolationLevel;
 use uuid::Uuid;
 
 use super::delivery_document::{Attempt, Delivery};
-use super::{App, json as reply, path_id, refuse_idempotency_key};
+use super::{App, json as reply, path_id};
 use crate::auth::Scope;
 use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
@@ -127,7 +127,6 @@ pub(super) async fn attempts(app: App, request: HttpRequest) -> Result<HttpRespo
 pub(super) async fn cancel(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Replay).await?.tenant;
     let id: DeliveryId = path_id(&request, "id")?;
-    refuse_idempotency_key(&request)?;
     let client = app.client().await?;
     let cancelled = store::cancel(&**client, tenant, id.0).await?;
     drop(client);
@@ -153,7 +152,6 @@ pub(super) async fn cancel(app: App, request: HttpRequest) -> Result<HttpRespons
 pub(super) async fn retry(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Replay).await?.tenant;
     let id: DeliveryId = path_id(&request, "id")?;
-    refuse_idempotency_key(&request)?;
     let found = find(&app, tenant, id.0).await?;
     if found.status == Status::InFlight {
         return Err(not_now(&found, "retried"));

@@ -18,9 +18,7 @@ use uuid::Uuid;
 use super::endpoint_document::{
     self as document, CreatedEndpoint, Document, EndpointPatch, NewEndpoint, Rules,
 };
-use super::{
-    App, State, endpoint_secrets as secrets, json as reply, path_id, refuse_idempotency_key,
-};
+use super::{App, State, endpoint_secrets as secrets, json as reply, path_id};
 use crate::auth::{Caller, Scope};
 use crate::json::{self, Fields};
 use crate::openapi::refused::{self, Refused};
@@ -104,7 +102,6 @@ pub(super) async fn create(
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
     let caller = app.auth.tenant(&request, Scope::EndpointsWrite).await?;
-    refuse_idempotency_key(&request)?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let id = new_v7(app.clock.now());
     let nothing = (&document::Opened::default(), None);
@@ -269,7 +266,6 @@ pub(super) async fn to_change(
 ) -> Result<(Caller, EndpointId), ApiError> {
     let caller = app.auth.tenant(request, Scope::EndpointsWrite).await?;
     let id = path_id(request, "id")?;
-    refuse_idempotency_key(request)?;
     Ok((caller, id))
 }
 

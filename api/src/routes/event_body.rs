@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use shared::domain::idempotency::{IdempotencyKey, wrong_external_id};
 use shared::domain::order::{OrderKey, wrong_key};
 use shared::ids::TenantKey;
 use time::OffsetDateTime;
@@ -59,6 +60,10 @@ pub(super) struct Body<'a> {
     #[serde(borrow, default)]
     #[schema(value_type = Option<schema::Channel>)]
     ordering_key: Option<Cow<'a, str>>,
+    /// Your own name for the event: for 24 hours another one of that name is the same event.
+    #[serde(borrow, default)]
+    #[schema(value_type = Option<schema::EventExternalId>)]
+    external_id: Option<Cow<'a, str>>,
 }
 
 /// Reads and checks an event. `most_bytes` is the operator's limit on a payload, `now` the
@@ -91,10 +96,10 @@ pub(crate) fn parse(
             });
         }
     };
-    let channels = parsed.channels.unwrap_or_default();
+    let channels = parsed.channels.as_deref().unwrap_or_default();
     check("/type", wrong_type(&parsed.event_type));
     check("/payload", too_deep(payload));
-    check("/channels", wrong_channels(&channels));
+    check("/channels", wrong_channels(channels));
     let deliver_before = match parsed.deliver_before.as_deref().map(instant).transpose() {
         Ok(at) if at.is_some_and(|at| at <= now) => {
             check("/deliver_before", Some("must be in the future".to_owned()));
@@ -108,17 +113,41 @@ pub(crate) fn parse(
     };
     let ordering_key = parsed.ordering_key.as_deref();
     check("/ordering_key", ordering_key.and_then(wrong_key));
+    let external_id = parsed.external_id.as_deref();
+    check("/external_id", external_id.and_then(wrong_external_id));
     if !errors.is_empty() {
         return Err(ApiError::fields(errors));
     }
     Ok(NewEvent {
         tenant,
-        event_type: parsed.event_type.into(),
         payload: body.slice_ref(payload),
-        channels,
         deliver_before,
         order_key: ordering_key.map(|text| OrderKey::new(tenant, text)),
+        idempotency: external_id
+            .map(|id| once(id, &parsed, payload))
+            .into_iter()
+            .collect(),
+        external_id: external_id.map(Box::from),
+        event_type: parsed.event_type.into(),
+        channels: parsed.channels.unwrap_or_default(),
     })
+}
+
+/// The key that an `external_id` is: it stands for the event, however its envelope was written.
+fn once(external_id: &str, event: &Body<'_>, payload: &[u8]) -> IdempotencyKey {
+    let mut parts = vec![
+        event.event_type.as_bytes(),
+        payload,
+        event
+            .deliver_before
+            .as_deref()
+            .unwrap_or_default()
+            .as_bytes(),
+        event.ordering_key.as_deref().unwrap_or_default().as_bytes(),
+    ];
+    let channels = event.channels.iter().flatten();
+    parts.extend(channels.map(String::as_bytes));
+    IdempotencyKey::of_external_id(external_id, &parts)
 }
 
 /// What is wrong with an event type, if anything.
@@ -170,9 +199,6 @@ fn explain(body: &[u8], error: &serde_json::Error) -> ApiError {
         Err(other) if other.is_data() => return no_object(),
         Err(other) => return malformed(&other),
     };
-    if fields.contains_key("external_id") {
-        return ApiError::not_supported("/external_id", "`external_id`");
-    }
     let mut errors = Vec::new();
     let mut wrong = |name: &str, detail: &str| {
         errors.push(FieldError {
@@ -204,7 +230,13 @@ fn explain(body: &[u8], error: &serde_json::Error) -> ApiError {
                     wrong(name, &detail);
                 }
             }
-            ("ordering_key", _) => wrong(name, "must be a string"),
+            ("external_id", Value::Null) => {}
+            ("external_id", Value::String(text)) => {
+                if let Some(detail) = wrong_external_id(&text) {
+                    wrong(name, &detail);
+                }
+            }
+            ("ordering_key" | "external_id", _) => wrong(name, "must be a string"),
             ("deliver_before", _) => wrong(name, "must be an RFC 3339 instant"),
             ("channels", Value::Null) => {}
             ("channels", Value::Array(items)) if items.iter().all(Value::is_string) => {}

@@ -15,8 +15,9 @@ use shared::store::events::{self as store, Event};
 use utoipa::ToSchema;
 
 use super::delivery_document::Delivery;
-use super::{App, event_body, json as reply, path_id, refuse_idempotency_key};
+use super::{App, event_body, json as reply, path_id};
 use crate::auth::Scope;
+use crate::idempotency;
 use crate::ingest::{Accepted, Refusal};
 use crate::instant::Instant;
 use crate::metrics;
@@ -41,7 +42,7 @@ use crate::problem::{ApiError, Kind};
             "delivery_count": 1,
             "deliveries": [{"id": example::DELIVERY, "endpoint_id": example::ENDPOINT, "status": "pending"}],
         })),
-        Refused<(refused::Key, refused::Post, refused::Body, refused::Limit, refused::Storage, refused::Queue)>,
+        Refused<(refused::Key, refused::Once, refused::Body, refused::Limit, refused::Storage, refused::Queue)>,
     )
 )]
 // D2
@@ -52,17 +53,20 @@ pub(super) async fn publish(
 ) -> Result<HttpResponse, ApiError> {
     let started = boot_time();
     let caller = app.auth.tenant(&request, Scope::EventsWrite).await?;
-    refuse_idempotency_key(&request)?;
     let most = app.config.max_payload;
     let body =
         crate::json::read(&request, payload, most.saturating_add(event_body::ENVELOPE)).await?;
-    let event = event_body::parse(&body, caller.tenant, most, app.clock.now())?;
-    let event_type = event.event_type.clone();
+    let mut event = event_body::parse(&body, caller.tenant, most, app.clock.now())?;
+    event.idempotency.extend(idempotency::key(&request, &body)?);
+    let (event_type, external_id) = (event.event_type.clone(), event.external_id.clone());
     let accepted = app.queues.submit(event).await.map_err(refused)?;
     metrics::EVENTS_ACCEPTED.inc();
     metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());
     let mut reply = Vec::with_capacity(512);
-    let written = serde_json::to_writer(&mut reply, &Published::new(&accepted, &event_type));
+    let written = serde_json::to_writer(
+        &mut reply,
+        &Published::new(&accepted, &event_type, external_id.as_deref()),
+    );
     if let Err(error) = written {
         tracing::error!(%error, "a reply cannot be written");
         return Err(ApiError::new(Kind::Internal, "the event was accepted"));
@@ -80,6 +84,7 @@ pub(super) async fn publish(
     get, path = "/v1/events", tag = "Events", operation_id = "listEvents", security(("key" = ["read"])),
     params(
         ("type" = Option<String>, Query, description = "Only of this type", example = "order.created"),
+        ("external_id" = Option<schema::EventExternalId>, Query, description = "Only what you named so"),
         RangeParams, PageParams,
     ),
     responses(
@@ -90,11 +95,18 @@ pub(super) async fn publish(
 )]
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
-    let query = Query::parse(&request, &["type", "since", "until", "limit", "cursor"])?;
+    let query = Query::parse(
+        &request,
+        &["type", "external_id", "since", "until", "limit", "cursor"],
+    )?;
     let page = query.page()?;
     let range = query.id_range(page.before)?;
     let client = app.client().await?;
-    let rows = store::page(&**client, tenant, query.get("type"), range, page.fetch()).await?;
+    let filter = store::Filter {
+        event_type: query.get("type"),
+        external_id: query.get("external_id"),
+    };
+    let rows = store::page(&**client, tenant, filter, range, page.fetch()).await?;
     drop(client);
     reply(
         StatusCode::OK,
@@ -210,7 +222,7 @@ impl Document {
     fn new(event: Event) -> Self {
         Self {
             id: EventId(event.id),
-            external_id: None,
+            external_id: event.external_id,
             event_type: event.event_type,
             channels: event.channels,
             created_at: Instant(created_at(event.id)),
@@ -250,10 +262,10 @@ struct PublishedDelivery {
 }
 
 impl<'a> Published<'a> {
-    fn new(accepted: &'a Accepted, event_type: &'a str) -> Self {
+    fn new(accepted: &'a Accepted, event_type: &'a str, external_id: Option<&'a str>) -> Self {
         Self {
             id: EventId(accepted.id),
-            external_id: None,
+            external_id,
             event_type,
             created_at: Instant(created_at(accepted.id)),
             delivery_count: accepted.delivery_count,
@@ -304,6 +316,7 @@ fn refused(refusal: Refusal) -> ApiError {
             Kind::Overloaded,
             "the endpoints change faster than they can be read; nothing was stored",
         ),
+        Refusal::Mismatch(space) => idempotency::mismatch(space),
         Refusal::NotStorable => ApiError::new(Kind::NotStorable, "the database refuses this event"),
         Refusal::Internal => ApiError::new(Kind::Internal, "the cause is in the log of the server"),
     }

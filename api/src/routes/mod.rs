@@ -17,7 +17,9 @@ mod replays;
 
 use std::sync::Arc;
 
+use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
 use actix_web::http::{Method, StatusCode, header};
+use actix_web::middleware::from_fn;
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource};
 use deadpool_postgres::Pool;
@@ -27,6 +29,7 @@ use shared::store::StoreError;
 
 use crate::auth::Auth;
 use crate::config::Config;
+use crate::idempotency;
 use crate::ingest::Queues;
 use crate::problem::{ApiError, Kind};
 
@@ -46,7 +49,7 @@ pub(crate) use endpoints::NextSlot;
 
 impl State {
     /// A connection of the pool. Give it back before anything but the database is waited for.
-    async fn client(&self) -> Result<deadpool_postgres::Client, ApiError> {
+    pub(crate) async fn client(&self) -> Result<deadpool_postgres::Client, ApiError> {
         Ok(self.pool.get().await.map_err(StoreError::from)?)
     }
 }
@@ -57,11 +60,11 @@ type App = web::Data<State>;
 /// The one table of routes: paths and handlers for the server, and operations for the document. A handler
 /// without a `utoipa::path` does not compile here, and one whose annotation says something else fails a test.
 macro_rules! routes {
-    ($($path:literal: $first:ident $($handler:ident)::+ $(, $method:ident $($other:ident)::+)*;)+) => {
+    ($($how:ident $path:literal: $first:ident $($handler:ident)::+ $(, $method:ident $($other:ident)::+)*;)+) => {
         /// Every path there is.
         pub(crate) fn configure(app: &mut ServiceConfig) {
             $(app.service(
-                path($path, concat!(stringify!($first) $(, ", ", stringify!($method))*))
+                $how($path, concat!(stringify!($first) $(, ", ", stringify!($method))*))
                     .route(web::method(Method::$first).to($($handler)::+))
                     $(.route(web::method(Method::$method).to($($other)::+)))*,
             );)+
@@ -81,43 +84,60 @@ macro_rules! routes {
 }
 
 routes! {
-    "/v1/events": GET events::list, POST events::publish;
-    "/v1/events/{id}": GET events::show;
-    "/v1/events/{id}/payload": GET events::payload;
-    "/v1/events/{id}/deliveries": GET events::deliveries;
-    "/v1/deliveries": GET deliveries::list;
-    "/v1/deliveries/{id}": GET deliveries::show;
-    "/v1/deliveries/{id}/attempts": GET deliveries::attempts;
-    "/v1/deliveries/{id}/cancel": POST deliveries::cancel;
-    "/v1/deliveries/{id}/retry": POST deliveries::retry;
-    "/v1/endpoints": GET endpoints::list, POST endpoints::create;
-    "/v1/endpoints/{id}": GET endpoints::show, PATCH endpoints::change, DELETE endpoints::delete;
-    "/v1/endpoints/{id}/health": GET endpoint_health::show;
-    "/v1/endpoints/{id}/enable": POST endpoints::enable;
-    "/v1/endpoints/{id}/disable": POST endpoints::disable;
-    "/v1/endpoints/{id}/test": POST endpoint_test::send;
-    "/v1/endpoints/{id}/replay": POST replays::of_endpoint;
-    "/v1/dead-letters/replay": POST replays::of_dead_letters;
-    "/v1/replays": GET replays::list;
-    "/v1/replays/{id}": GET replays::show;
-    "/v1/replays/{id}/cancel": POST replays::cancel;
-    "/v1/endpoints/{id}/secret/rotate": POST endpoint_secrets::rotate;
-    "/v1/endpoints/{id}/secret/revoke": POST endpoint_secrets::revoke;
-    "/.well-known/jwks.json": GET endpoint_secrets::key_set;
-    "/v1/tenants": GET admin::own_tenants, POST admin::create_own_tenant;
-    "/v1/admin/organizations": GET admin::organizations, POST admin::create_organization;
-    "/v1/admin/tenants": GET admin::tenants, POST admin::create_tenant;
-    "/v1/admin/{owner}/{id}/keys": GET admin::keys, POST admin::create_key;
-    "/v1/admin/{owner}/{id}/keys/{key}": DELETE admin::revoke_key;
-    "/openapi.json": GET documentation::document;
-    "/docs": GET documentation::page;
-    "/docs/{file}": GET documentation::file;
-    "/health/live": GET health::live;
-    "/health/ready": GET health::ready;
+    bare_path "/v1/events": GET events::list, POST events::publish;
+    path "/v1/events/{id}": GET events::show;
+    path "/v1/events/{id}/payload": GET events::payload;
+    path "/v1/events/{id}/deliveries": GET events::deliveries;
+    path "/v1/deliveries": GET deliveries::list;
+    path "/v1/deliveries/{id}": GET deliveries::show;
+    path "/v1/deliveries/{id}/attempts": GET deliveries::attempts;
+    path "/v1/deliveries/{id}/cancel": POST deliveries::cancel;
+    path "/v1/deliveries/{id}/retry": POST deliveries::retry;
+    path "/v1/endpoints": GET endpoints::list, POST endpoints::create;
+    path "/v1/endpoints/{id}": GET endpoints::show, PATCH endpoints::change, DELETE endpoints::delete;
+    path "/v1/endpoints/{id}/health": GET endpoint_health::show;
+    path "/v1/endpoints/{id}/enable": POST endpoints::enable;
+    path "/v1/endpoints/{id}/disable": POST endpoints::disable;
+    path "/v1/endpoints/{id}/test": POST endpoint_test::send;
+    path "/v1/endpoints/{id}/replay": POST replays::of_endpoint;
+    path "/v1/dead-letters/replay": POST replays::of_dead_letters;
+    path "/v1/replays": GET replays::list;
+    path "/v1/replays/{id}": GET replays::show;
+    path "/v1/replays/{id}/cancel": POST replays::cancel;
+    path "/v1/endpoints/{id}/secret/rotate": POST endpoint_secrets::rotate;
+    path "/v1/endpoints/{id}/secret/revoke": POST endpoint_secrets::revoke;
+    path "/.well-known/jwks.json": GET endpoint_secrets::key_set;
+    path "/v1/tenants": GET admin::own_tenants, POST admin::create_own_tenant;
+    path "/v1/admin/organizations": GET admin::organizations, POST admin::create_organization;
+    path "/v1/admin/tenants": GET admin::tenants, POST admin::create_tenant;
+    path "/v1/admin/{owner}/{id}/keys": GET admin::keys, POST admin::create_key;
+    path "/v1/admin/{owner}/{id}/keys/{key}": DELETE admin::revoke_key;
+    path "/openapi.json": GET documentation::document;
+    path "/docs": GET documentation::page;
+    path "/docs/{file}": GET documentation::file;
+    path "/health/live": GET health::live;
+    path "/health/ready": GET health::ready;
 }
 
-/// A path that answers other methods with 405 and what it does allow.
-fn path(pattern: &str, allow: &'static str) -> Resource {
+/// A path whose POSTs happen once when they have an `Idempotency-Key`, that answers other methods
+/// with 405 and what it does allow.
+fn path(
+    pattern: &str,
+    allow: &'static str,
+) -> Resource<
+    impl ServiceFactory<
+        ServiceRequest,
+        Config = (),
+        Response = ServiceResponse,
+        Error = actix_web::Error,
+        InitError = (),
+    >,
+> {
+    bare_path(pattern, allow).wrap(from_fn(idempotency::once))
+}
+
+/// The same for events, which see to it themselves.
+fn bare_path(pattern: &str, allow: &'static str) -> Resource {
     web::resource(pattern).default_service(
         web::route()
             .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
@@ -151,12 +171,4 @@ where
     let text = request.match_info().get(name).unwrap_or_default();
     text.parse()
         .map_err(|error: T::Err| ApiError::new(Kind::InvalidParameter, error.to_string()))
-}
-
-/// Refuses what this version would otherwise silently ignore.
-fn refuse_idempotency_key(request: &HttpRequest) -> Result<(), ApiError> {
-    if request.headers().contains_key("Idempotency-Key") {
-        return Err(ApiError::not_supported("", "the header `Idempotency-Key`"));
-    }
-    Ok(())
 }

@@ -14,7 +14,7 @@ use shared::store::{endpoints, endpoints::Endpoint};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{App, json as reply, path_id, refuse_idempotency_key};
+use super::{App, json as reply, path_id};
 use crate::auth::Scope;
 use crate::instant::Instant;
 use crate::json::{Fields, MOST_BYTES};
@@ -48,7 +48,6 @@ pub(super) async fn of_endpoint(
 ) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Replay).await?.tenant;
     let id: EndpointId = path_id(&request, "id")?;
-    refuse_idempotency_key(&request)?;
     let body = crate::json::read(&request, payload, MOST_BYTES).await?;
     let mut fields = Fields::parse(&body)?;
     let missing = fields.bool("missing").unwrap_or(false);
@@ -91,7 +90,6 @@ pub(super) async fn of_dead_letters(
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Replay).await?.tenant;
-    refuse_idempotency_key(&request)?;
     let body = crate::json::read(&request, payload, MOST_BYTES).await?;
     let mut fields = Fields::parse(&body)?;
     let endpoint: Option<EndpointId> = parsed(&mut fields, "endpoint_id");
@@ -167,7 +165,6 @@ pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
 pub(super) async fn cancel(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let tenant = app.auth.tenant(&request, Scope::Replay).await?.tenant;
     let id: ReplayId = path_id(&request, "id")?;
-    refuse_idempotency_key(&request)?;
     let client = app.client().await?;
     let cancelled = store::cancel(&**client, tenant, id.0).await?;
     drop(client);

@@ -178,30 +178,6 @@ async fn a_payload_above_the_limit_is_413_however_large_the_body_is() {
 }
 
 #[tokio::test]
-async fn what_a_later_version_does_is_refused_by_name_and_never_ignored() {
-    let (_database, server) = world().await;
-    let tenant = server.tenant("acme").await;
-    let event = json!({"type": "a", "payload": 1, "external_id": "x"});
-    let problem = tenant
-        .post("/v1/events", &event)
-        .await
-        .problem(422, "not-supported");
-    assert_eq!(pointers(&problem), ["/external_id"]);
-    let event = json!({"type": "a", "payload": 1}).to_string();
-    let problem = server
-        .send(
-            Method::POST,
-            "/v1/events",
-            Some(&tenant.key),
-            event,
-            &[("idempotency-key", "k")],
-        )
-        .await
-        .problem(422, "not-supported");
-    assert!(text(&problem["detail"]).contains("Idempotency-Key"));
-}
-
-#[tokio::test]
 async fn every_field_of_an_endpoint_that_is_wrong_is_named() {
     let (_database, server) = world().await;
     let tenant = server.tenant("acme").await;

@@ -3,6 +3,7 @@
 pub mod attempt;
 pub mod delivery;
 pub mod endpoint;
+pub mod idempotency;
 pub mod notice;
 pub mod order;
 pub mod pause;

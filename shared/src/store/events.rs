@@ -13,14 +13,14 @@ use crate::ids::TenantKey;
 
 /// Newest first, ids from $2 (included) to $3 (excluded). Uses `events_pkey`.
 const PAGE: &str = "
-SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery)
+SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), e.external_id
 FROM events e JOIN event_types t ON t.id = e.type_id
 WHERE e.tenant_id = $1 AND e.id >= $2 AND e.id < $3
 ORDER BY e.id DESC LIMIT $4";
 
 /// The same for one type. Uses `events_type`.
 const PAGE_OF_TYPE: &str = "
-SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery)
+SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), e.external_id
 FROM event_types t CROSS JOIN LATERAL (
   SELECT e.* FROM events e
   WHERE e.tenant_id = $1 AND e.type_id = t.id AND e.id >= $2 AND e.id < $3
@@ -28,9 +28,16 @@ FROM event_types t CROSS JOIN LATERAL (
 WHERE t.tenant_id = $1 AND t.name = $5
 ORDER BY e.id DESC LIMIT $4";
 
+/// The same with one external id, and of one type if $6 names one. Uses `events_external`.
+const PAGE_OF_EXTERNAL_ID: &str = "
+SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), e.external_id
+FROM events e JOIN event_types t ON t.id = e.type_id
+WHERE e.tenant_id = $1 AND e.external_id = $5 AND e.id >= $2 AND e.id < $3 AND ($6::text IS NULL OR t.name = $6)
+ORDER BY e.id DESC LIMIT $4";
+
 /// Uses `events_pkey` and `events_kept_pkey`.
 const FIND: &str = "
-SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery)
+SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), e.external_id
 FROM (SELECT * FROM events WHERE tenant_id = $1 AND id = $2
       UNION ALL SELECT * FROM events_kept WHERE tenant_id = $1 AND id = $2) e
 JOIN event_types t ON t.id = e.type_id LIMIT 1";
@@ -60,6 +67,7 @@ FROM (SELECT fan_delivery FROM events WHERE tenant_id = $1 AND id = $2
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("events.page", PAGE),
     ("events.page_of_type", PAGE_OF_TYPE),
+    ("events.page_of_external_id", PAGE_OF_EXTERNAL_ID),
     ("events.find", FIND),
     ("events.payload", PAYLOAD),
     ("events.redacted", REDACTED),
@@ -81,6 +89,17 @@ pub struct Event {
     pub payload_bytes: i32,
     /// How many deliveries were made when it was accepted.
     pub delivery_count: i32,
+    /// The tenant's own id of it.
+    pub external_id: Option<String>,
+}
+
+/// Which events a list is of.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Filter<'a> {
+    /// Those of this type.
+    pub event_type: Option<&'a str>,
+    /// Those with this external id.
+    pub external_id: Option<&'a str>,
 }
 
 /// A range of ids: from the first (included) to the second (excluded).
@@ -93,14 +112,22 @@ pub type IdRange = (Uuid, Uuid);
 pub async fn page(
     client: &impl GenericClient,
     tenant: TenantKey,
-    event_type: Option<&str>,
+    filter: Filter<'_>,
     range: IdRange,
     limit: i64,
 ) -> Result<Vec<Event>, StoreError> {
     let (from, to) = range;
-    let rows = match event_type {
-        None => client.query(PAGE, &[&tenant.0, &from, &to, &limit]).await?,
-        Some(name) => {
+    let rows = match (filter.external_id, filter.event_type) {
+        (Some(external_id), event_type) => {
+            client
+                .query(
+                    PAGE_OF_EXTERNAL_ID,
+                    &[&tenant.0, &from, &to, &limit, &external_id, &event_type],
+                )
+                .await?
+        }
+        (None, None) => client.query(PAGE, &[&tenant.0, &from, &to, &limit]).await?,
+        (None, Some(name)) => {
             client
                 .query(PAGE_OF_TYPE, &[&tenant.0, &from, &to, &limit, &name])
                 .await?
@@ -174,5 +201,6 @@ fn event(row: &tokio_postgres::Row) -> Result<Event, StoreError> {
         deliver_before: row.try_get(3)?,
         payload_bytes: row.try_get(4)?,
         delivery_count: row.try_get(5)?,
+        external_id: row.try_get(6)?,
     })
 }

@@ -11,24 +11,27 @@
 //!   with an older one are not inserted but handed back as stale.
 //! - Resubmitting is harmless: an id that exists is not inserted again, nor are its deliveries.
 //!
-//! Events with a place in an order go by another statement, which costs a lock per key: `ordered`.
+//! Events with a key, of order or of idempotency, go by another statement, which costs a lock per
+//! key: `keyed`.
 
 mod batch;
-mod ordered;
+mod keyed;
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use time::OffsetDateTime;
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
 pub use self::batch::{Batch, CHANNEL_SEPARATOR, DeliveryRow, EventRow};
-pub use self::ordered::MOST_ORDERED;
+pub use self::keyed::MOST_ORDERED;
 use super::pool::within;
 use super::{Database, Role, Session, StoreError};
 use crate::domain::delivery::CloseReason;
 use crate::domain::endpoint::EndpointState;
+use crate::domain::idempotency::KeySpace;
 use crate::ids::{EndpointKey, Slot, TenantKey};
 
 /// How long one statement of the writer may take. A little over the server's `statement_timeout`,
@@ -101,21 +104,29 @@ CROSS JOIN LATERAL (
   SELECT t.tenant_id, t.name, t.id FROM event_types t
   WHERE t.tenant_id = u.tenant_id AND t.name = u.name OFFSET 0) t";
 
-/// What an earlier submission stored, with what it skipped. Uses `events_pkey` and `closed_pkey`.
+/// What a reply says of events that exist, with at most $3 deliveries of each. What was skipped at once
+/// was inserted by the event's own transaction; what was closed later was not. Uses `events_pkey`,
+/// `endpoints_pkey` and `closed_pkey`.
 const STORED: &str = "
-SELECT e.id, e.fan_endpoint, e.fan_delivery,
-       ARRAY(SELECT c.id FROM unnest(e.fan_delivery) AS d(id)
-             CROSS JOIN LATERAL (SELECT c.id FROM closed c WHERE c.tenant_id = e.tenant_id AND c.id = d.id OFFSET 0) c)
+SELECT e.id, cardinality(e.fan_delivery), f.ids, f.endpoints, f.skipped
 FROM unnest($1::int4[], $2::uuid[]) AS u(tenant_id, id)
 CROSS JOIN LATERAL (
-  SELECT e.id, e.tenant_id, e.fan_endpoint, e.fan_delivery FROM events e
-  WHERE e.tenant_id = u.tenant_id AND e.id = u.id OFFSET 0) e";
+  SELECT e.id, e.tenant_id, e.xmin AS born, e.fan_endpoint, e.fan_delivery FROM events e
+  WHERE e.tenant_id = u.tenant_id AND e.id = u.id OFFSET 0) e
+CROSS JOIN LATERAL (
+  SELECT array_agg(d.id ORDER BY d.ord) AS ids, array_agg(p.public_id ORDER BY d.ord) AS endpoints,
+         array_agg(c.id IS NOT NULL ORDER BY d.ord) AS skipped
+  FROM unnest(e.fan_delivery[1:$3], e.fan_endpoint[1:$3]) WITH ORDINALITY AS d(id, endpoint_id, ord)
+  CROSS JOIN LATERAL (SELECT p.public_id FROM endpoints p WHERE p.id = d.endpoint_id OFFSET 0) p
+  LEFT JOIN LATERAL (
+    SELECT c.id FROM closed c WHERE c.tenant_id = e.tenant_id AND c.id = d.id AND c.xmin = e.born OFFSET 0) c ON true) f";
 
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("ingest.insert", INSERT),
-    ("ingest.lock_keys", ordered::LOCK_KEYS),
-    ("ingest.insert_ordered", ordered::INSERT_ORDERED),
+    ("ingest.lock_keys", keyed::LOCK_KEYS),
+    ("ingest.claim", keyed::CLAIM),
+    ("ingest.insert_keyed", keyed::INSERT_KEYED),
     ("ingest.load", LOAD),
     ("ingest.add_types", ADD_TYPES),
     ("ingest.find_types", FIND_TYPES),
@@ -131,6 +142,10 @@ pub struct Inserted {
     pub stale: Vec<usize>,
     /// Not inserted: their ids existed, from an earlier submission.
     pub repeated: Vec<usize>,
+    /// Not inserted: their keys stand for these events, of the same body.
+    pub replays: Vec<(usize, Uuid)>,
+    /// Not inserted: a key of theirs, of this space, stands for another body.
+    pub mismatches: Vec<(usize, KeySpace)>,
 }
 
 /// An endpoint as ingest sees it.
@@ -161,11 +176,24 @@ pub struct Configuration {
     pub targets: Vec<Target>,
 }
 
-/// What an earlier submission of an event stored.
+/// An event that exists, as its reply shows it.
 #[derive(Debug)]
 pub struct Stored {
-    /// Endpoint, delivery, and whether it was closed at once, in the order of the fan-out.
-    pub deliveries: Vec<(EndpointKey, Uuid, bool)>,
+    /// How many deliveries were made when it was accepted.
+    pub delivery_count: usize,
+    /// The first of them.
+    pub deliveries: Vec<StoredDelivery>,
+}
+
+/// A delivery of an event that exists.
+#[derive(Debug, Clone, Copy)]
+pub struct StoredDelivery {
+    /// Its id.
+    pub id: Uuid,
+    /// Its endpoint's public id.
+    pub endpoint: Uuid,
+    /// Whether it was skipped when the event was accepted.
+    pub skipped: bool,
 }
 
 /// The session of one writer, with its statements prepared.
@@ -173,7 +201,8 @@ pub struct Ingest {
     session: Session,
     insert: Statement,
     lock_keys: Statement,
-    insert_ordered: Statement,
+    claim: Statement,
+    insert_keyed: Statement,
     load: Statement,
     add_types: Statement,
     find_types: Statement,
@@ -190,23 +219,33 @@ impl Ingest {
         let session = database.connect(Role::Api).await?;
         let prepared = async {
             session.batch_execute(SETTINGS).await?;
-            Ok::<_, tokio_postgres::Error>((
+            Ok::<_, tokio_postgres::Error>([
                 session.prepare(INSERT).await?,
-                session.prepare(ordered::LOCK_KEYS).await?,
-                session.prepare(ordered::INSERT_ORDERED).await?,
+                session.prepare(keyed::LOCK_KEYS).await?,
+                session.prepare(keyed::CLAIM).await?,
+                session.prepare(keyed::INSERT_KEYED).await?,
                 session.prepare(LOAD).await?,
                 session.prepare(ADD_TYPES).await?,
                 session.prepare(FIND_TYPES).await?,
                 session.prepare(STORED).await?,
-            ))
+            ])
         };
-        let (insert, lock_keys, insert_ordered, load, add_types, find_types, stored) =
-            within(CALL_BUDGET, prepared).await?;
+        let [
+            insert,
+            lock_keys,
+            claim,
+            insert_keyed,
+            load,
+            add_types,
+            find_types,
+            stored,
+        ] = within(CALL_BUDGET, prepared).await?;
         Ok(Self {
             session,
             insert,
             lock_keys,
-            insert_ordered,
+            claim,
+            insert_keyed,
             load,
             add_types,
             find_types,
@@ -227,7 +266,7 @@ impl Ingest {
     /// A transient error: whether it took effect is unknown; ask [`Ingest::stored`] first.
     pub async fn insert(&self, batch: &Batch<'_>) -> Result<Inserted, StoreError> {
         let (tenants, versions): (Vec<i32>, Vec<i64>) = batch.versions.iter().unzip();
-        debug_assert!(batch.order.keys.is_empty(), "an ordered batch");
+        debug_assert!(batch.keys.is_none(), "a batch with keys");
         let columns = batch.columns(&tenants, &versions);
         let row = within(CALL_BUDGET, self.session.query_one(&self.insert, &columns)).await?;
         inserted(&row)
@@ -291,7 +330,7 @@ impl Ingest {
         .collect()
     }
 
-    /// Which of these events exist, and with which deliveries.
+    /// Which of these events exist, with at most so many of their deliveries.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -299,26 +338,37 @@ impl Ingest {
         &self,
         tenants: &[i32],
         ids: &[Uuid],
+        most_deliveries: i32,
     ) -> Result<HashMap<Uuid, Stored>, StoreError> {
-        within(
-            CALL_BUDGET,
-            self.session.query(&self.stored, &[&tenants, &ids]),
-        )
-        .await?
-        .iter()
-        .map(|row| {
-            let endpoints: Vec<i64> = row.try_get(1)?;
-            let deliveries: Vec<Uuid> = row.try_get(2)?;
-            let closed: Vec<Uuid> = row.try_get(3)?;
-            let deliveries = endpoints
-                .into_iter()
-                .zip(deliveries)
-                .map(|(endpoint, id)| (EndpointKey(endpoint), id, closed.contains(&id)))
-                .collect();
-            Ok((row.try_get(0)?, Stored { deliveries }))
-        })
-        .collect()
+        let parameters: [&(dyn ToSql + Sync); 3] = [&tenants, &ids, &most_deliveries];
+        within(CALL_BUDGET, self.session.query(&self.stored, &parameters))
+            .await?
+            .iter()
+            .map(|row| Ok((row.try_get(0)?, stored(row)?)))
+            .collect()
     }
+}
+
+fn stored(row: &Row) -> Result<Stored, StoreError> {
+    let count: i32 = row.try_get(1)?;
+    let ids: Option<Vec<Uuid>> = row.try_get(2)?;
+    let endpoints: Option<Vec<Uuid>> = row.try_get(3)?;
+    let skipped: Option<Vec<bool>> = row.try_get(4)?;
+    let rows = ids
+        .into_iter()
+        .flatten()
+        .zip(endpoints.into_iter().flatten())
+        .zip(skipped.into_iter().flatten());
+    Ok(Stored {
+        delivery_count: usize::try_from(count).unwrap_or(0),
+        deliveries: rows
+            .map(|((id, endpoint), skipped)| StoredDelivery {
+                id,
+                endpoint,
+                skipped,
+            })
+            .collect(),
+    })
 }
 
 /// Why new deliveries to an endpoint are closed at once, if they are.
@@ -336,6 +386,8 @@ fn inserted(row: &Row) -> Result<Inserted, StoreError> {
         now: row.try_get(0)?,
         stale: positions(row.try_get(1)?),
         repeated: positions(row.try_get(2)?),
+        replays: Vec::new(),
+        mismatches: Vec::new(),
     })
 }
 

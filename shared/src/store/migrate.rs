@@ -60,6 +60,8 @@ pub const MIGRATIONS: &[Migration] = migrations![
     (9, "add_key_pairs", "0009_add_key_pairs.sql"),
     (10, "add_pauses", "0010_add_pauses.sql"),
     (11, "add_replays", "0011_add_replays.sql"),
+    (12, "add_external_ids", "0012_add_external_ids.sql"),
+    (13, "add_claims", "0013_add_claims.sql"),
 ];
 
 /// The schema that this program reads and writes.

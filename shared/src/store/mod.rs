@@ -32,6 +32,7 @@ pub mod pool;
 pub mod queue;
 pub mod recovery;
 pub mod replays;
+pub mod replies;
 pub mod retention;
 pub mod sealed;
 pub mod slots;
@@ -55,6 +56,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         replays::again::STATEMENTS,
         replays::walk::STATEMENTS,
         replays::work::STATEMENTS,
+        replies::STATEMENTS,
         commands::STATEMENTS,
         attempts::STATEMENTS,
         deliveries::STATEMENTS,

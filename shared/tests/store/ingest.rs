@@ -28,7 +28,7 @@ async fn tenant(session: &Session) -> i32 {
 
 /// Inserts events of these ids and keys, one delivery each; the positions that were stale or repeated.
 async fn insert(ingest: &Ingest, tenant: i32, events: &[(Uuid, i64)]) -> (Vec<usize>, Vec<usize>) {
-    let mut batch = Batch::default();
+    let mut batch = Batch::keyed();
     for (id, key) in events {
         let event = EventRow {
             id: *id,
@@ -39,6 +39,8 @@ async fn insert(ingest: &Ingest, tenant: i32, events: &[(Uuid, i64)]) -> (Vec<us
             payload: b"1",
             config_version: 1,
             order_key: Some(OrderKey(*key)),
+            external_id: None,
+            idempotency: &[],
         };
         let delivery = DeliveryRow {
             id: new_v7(wall_time()),
@@ -49,7 +51,7 @@ async fn insert(ingest: &Ingest, tenant: i32, events: &[(Uuid, i64)]) -> (Vec<us
         };
         batch.push(event, std::iter::once(delivery));
     }
-    let inserted = ingest.insert_ordered(&batch).await.unwrap();
+    let inserted = ingest.insert_keyed(&batch).await.unwrap();
     (inserted.stale, inserted.repeated)
 }
 

@@ -7,6 +7,7 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::domain::delivery::CloseReason;
+use crate::domain::idempotency::IdempotencyKey;
 use crate::domain::order::OrderKey;
 use crate::ids::{EndpointKey, Slot, TenantKey};
 
@@ -31,9 +32,12 @@ pub struct EventRow<'a> {
     pub payload: &'a [u8],
     /// The version of the tenant's configuration that the fan-out was made from.
     pub config_version: i64,
-    /// Set: it has a place among the events of this key, and the batch is for
-    /// [`super::Ingest::insert_ordered`].
+    /// Set: it has a place among the events of this key. Like the two below, for a batch with keys.
     pub order_key: Option<OrderKey>,
+    /// The tenant's own id of it.
+    pub external_id: Option<&'a str>,
+    /// Under which keys it happens once.
+    pub idempotency: &'a [IdempotencyKey],
 }
 
 /// A delivery as it goes into a batch, under its event.
@@ -71,23 +75,39 @@ pub struct Batch<'a> {
     pub(super) delivery_tenants: Vec<i32>,
     pub(super) delivery_deadlines: Vec<Option<OffsetDateTime>>,
     pub(super) versions: HashMap<i32, i64>,
-    /// Filled by events with an order key only.
-    pub(super) order: Order,
+    /// Of a batch with keys only.
+    pub(super) keys: Option<KeyColumns<'a>>,
 }
 
-/// The columns that an ordered batch has besides.
+/// The columns that a batch with keys has besides.
 #[derive(Debug, Default)]
-pub(super) struct Order {
-    pub(super) keys: Vec<i64>,
+pub(super) struct KeyColumns<'a> {
+    pub(super) order_keys: Vec<Option<i64>>,
     /// Per delivery: its event's key, if its endpoint is ordered.
     pub(super) delivery_keys: Vec<Option<i64>>,
     /// Per delivery: its event's 1-based position.
     pub(super) delivery_positions: Vec<i32>,
+    pub(super) external_ids: Vec<Option<&'a str>>,
+    /// Per key of idempotency: its event's 1-based position.
+    pub(super) claim_positions: Vec<i32>,
+    pub(super) claim_tenants: Vec<i32>,
+    pub(super) claim_events: Vec<Uuid>,
+    pub(super) claim_keys: Vec<&'a str>,
+    pub(super) claim_fingerprints: Vec<&'a [u8]>,
 }
 
 impl<'a> Batch<'a> {
+    /// A batch whose events have keys, for [`super::Ingest::insert_keyed`].
+    #[must_use]
+    pub fn keyed() -> Self {
+        Self {
+            keys: Some(KeyColumns::default()),
+            ..Self::default()
+        }
+    }
+
     /// Adds an event with its deliveries. All events of one tenant in a batch must come from the
-    /// same version of its configuration, and all events have an order key or none has.
+    /// same version of its configuration.
     pub fn push(&mut self, event: EventRow<'a>, deliveries: impl Iterator<Item = DeliveryRow>) {
         let first = position(self.delivery_ids.len()) + 1;
         for delivery in deliveries {
@@ -99,15 +119,15 @@ impl<'a> Batch<'a> {
                 .push(delivery.closed.map_or(0, CloseReason::code));
             self.delivery_tenants.push(event.tenant.0);
             self.delivery_deadlines.push(event.deliver_before);
-            if let Some(key) = event.order_key {
-                let key = delivery.ordered.then_some(key.0);
-                self.order.delivery_keys.push(key);
-                self.order
-                    .delivery_positions
-                    .push(position(self.ids.len()) + 1);
+            if let Some(keys) = &mut self.keys {
+                let key = event.order_key.filter(|_| delivery.ordered);
+                keys.delivery_keys.push(key.map(|key| key.0));
+                keys.delivery_positions.push(position(self.ids.len()) + 1);
             }
         }
-        self.order.keys.extend(event.order_key.map(|key| key.0));
+        if let Some(keys) = &mut self.keys {
+            keys.push(&event, position(self.ids.len()) + 1);
+        }
         self.ids.push(event.id);
         self.tenants.push(event.tenant.0);
         self.types.push(event.type_id);
@@ -124,6 +144,20 @@ impl<'a> Batch<'a> {
             *version, event.config_version,
             "two versions of a tenant's configuration in one batch"
         );
+    }
+}
+
+impl<'a> KeyColumns<'a> {
+    fn push(&mut self, event: &EventRow<'a>, position: i32) {
+        self.order_keys.push(event.order_key.map(|key| key.0));
+        self.external_ids.push(event.external_id);
+        for key in event.idempotency {
+            self.claim_positions.push(position);
+            self.claim_tenants.push(event.tenant.0);
+            self.claim_events.push(event.id);
+            self.claim_keys.push(&key.stored);
+            self.claim_fingerprints.push(&key.fingerprint);
+        }
     }
 }
 

@@ -1,0 +1,254 @@
+//! POSTs that happen once: the header `Idempotency-Key`.
+//!
+//! - Events have it in the transaction that stores them: [`key`] is all they need.
+//! - Every other POST goes through [`once`], which every path of `routes` is wrapped in: the first
+//!   one claims the key, runs, and its reply is kept, sealed, because it may hold a secret.
+//!
+//! # Invariants
+//! - S2: what is kept of a reply is sealed, for its holder and key.
+//! - S3: a reply is given again only to who may what the first one might: the scopes are part of the
+//!   fingerprint.
+//! - Only what succeeded is kept: after an error the same key runs again.
+//! - A client that goes away does not stop what runs: the reply is kept for when it asks again.
+
+use std::collections::BTreeMap;
+
+use actix_web::body::{self, BoxBody};
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::{Method, StatusCode, header};
+use actix_web::middleware::Next;
+use actix_web::web::{self, Bytes};
+use actix_web::{HttpRequest, HttpResponse, ResponseError as _};
+use serde::{Deserialize, Serialize};
+use shared::domain::idempotency::{IdempotencyKey, KeySpace, wrong_key};
+use shared::store::replies::{self, Claimed, KeyHolder};
+use uuid::Uuid;
+
+use crate::json;
+use crate::problem::{ApiError, Kind};
+use crate::routes::State;
+
+/// The header.
+const NAME: &str = "Idempotency-Key";
+/// Headers of a reply that are given again.
+const KEPT: [header::HeaderName; 3] = [header::CONTENT_TYPE, header::ETAG, header::LOCATION];
+/// The largest reply that is kept.
+const MOST_KEPT: usize = 1 << 20;
+
+/// The key of an event's request with this body, if it has one.
+pub(crate) fn key(request: &HttpRequest, body: &[u8]) -> Result<Option<IdempotencyKey>, ApiError> {
+    let text = text(request)?;
+    Ok(text.map(|text| IdempotencyKey::of_request(text, request.path(), body)))
+}
+
+/// The key stands for something else.
+pub(crate) fn mismatch(space: KeySpace) -> ApiError {
+    let (pointer, what) = match space {
+        KeySpace::Header | KeySpace::Item => ("", "this Idempotency-Key"),
+        KeySpace::ExternalId => ("/external_id", "this external_id"),
+    };
+    let detail = format!(
+        "{what} was used within the last 24 hours for another request; \
+         send the same body to get the same reply, or take a new one"
+    );
+    ApiError::field(Kind::IdempotencyMismatch, pointer, detail)
+}
+
+fn text(request: &HttpRequest) -> Result<Option<&str>, ApiError> {
+    let mut given = request.headers().get_all(NAME);
+    let Some(value) = given.next() else {
+        return Ok(None);
+    };
+    let wrong = |detail: &str| ApiError::new(Kind::InvalidParameter, format!("{NAME}: {detail}"));
+    if given.next().is_some() {
+        return Err(wrong("is given twice"));
+    }
+    let text = value
+        .to_str()
+        .map_err(|_not_ascii| wrong("must be visible ASCII characters"))?;
+    match wrong_key(text) {
+        Some(detail) => Err(wrong(&detail)),
+        None => Ok(Some(text)),
+    }
+}
+
+/// Middleware: a POST with a key runs once, and is answered with the same reply for a day.
+pub(crate) async fn once(
+    mut request: ServiceRequest,
+    next: Next<BoxBody>,
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+    if request.method() != Method::POST || !request.headers().contains_key(NAME) {
+        return next.call(request).await;
+    }
+    match begin(&mut request).await {
+        Ok(Begun::Unknown) => next.call(request).await,
+        Ok(Begun::Answered(reply)) => Ok(request.into_response(reply)),
+        Ok(Begun::Ours(once)) => {
+            let running = next.call(request);
+            let ended = actix_web::rt::spawn(async move { once.end(running.await?).await });
+            ended.await.unwrap_or_else(|error| {
+                tracing::error!(%error, "a request panicked");
+                Err(ApiError::new(Kind::Internal, "the cause is in the log of the server").into())
+            })
+        }
+        Err(problem) => Ok(request.into_response(problem.error_response())),
+    }
+}
+
+enum Begun {
+    /// Nobody that is known: the handler says what is wrong.
+    Unknown,
+    Answered(HttpResponse),
+    Ours(Once),
+}
+
+/// A request that runs under a claim.
+struct Once {
+    app: web::Data<State>,
+    holder: KeyHolder,
+    key: IdempotencyKey,
+    claim: Uuid,
+}
+
+async fn begin(request: &mut ServiceRequest) -> Result<Begun, ApiError> {
+    let Some(app) = request.app_data::<web::Data<State>>().cloned() else {
+        return Ok(Begun::Unknown);
+    };
+    let Ok((holder, scopes)) = app.auth.holder(request.request()).await else {
+        return Ok(Begun::Unknown);
+    };
+    let Some(text) = text(request.request())?.map(str::to_owned) else {
+        return Ok(Begun::Unknown);
+    };
+    let payload = request.extract::<web::Payload>().await.map_err(|error| {
+        tracing::error!(%error, "a request has no body to read");
+        ApiError::new(Kind::Internal, "the cause is in the log of the server")
+    })?;
+    let body = json::read(request.request(), payload, json::MOST_BYTES).await?;
+    let target = format!("{scopes} {}", request.uri());
+    let key = IdempotencyKey::of_request(&text, &target, &body);
+    request.set_payload(body.into());
+
+    let client = app.client().await?;
+    let claimed = replies::claim(&**client, holder, &key).await?;
+    drop(client);
+    match claimed {
+        Claimed::Ours(claim) => Ok(Begun::Ours(Once {
+            app,
+            holder,
+            key,
+            claim,
+        })),
+        Claimed::Answered(sealed) => {
+            let reply = app.config.master_keys.open(&sealed, &context(holder, &key));
+            let kept = reply.ok().and_then(|reply| Kept::read(&reply));
+            Ok(Begun::Answered(kept.ok_or_else(unreadable)?))
+        }
+        Claimed::Running => Err(ApiError::new(
+            Kind::RequestInProgress,
+            "the first request with this Idempotency-Key is still running; ask again",
+        )),
+        Claimed::Mismatch => Err(mismatch(KeySpace::Header)),
+    }
+}
+
+impl Once {
+    /// Keeps a reply that says it was done.
+    async fn end(
+        self,
+        response: ServiceResponse<BoxBody>,
+    ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+        if !response.status().is_success() {
+            self.give_up().await;
+            return Ok(response);
+        }
+        let (request, response) = response.into_parts();
+        let (head, body) = response.into_parts();
+        let body = body::to_bytes(body).await.map_err(|error| {
+            tracing::error!(%error, "a reply cannot be read");
+            ApiError::new(Kind::Internal, "the request was carried out")
+        })?;
+        let kept = Kept::new(&head, &body);
+        let stored = match kept {
+            Some(kept) => self.keep(&kept).await,
+            None => self.give_up().await,
+        };
+        if let Some(error) = stored {
+            tracing::warn!(%error, "a reply was not kept; its key is free again in a moment");
+        }
+        let response = head.set_body(body).map_into_boxed_body();
+        Ok(ServiceResponse::new(request, response))
+    }
+
+    async fn keep(&self, reply: &[u8]) -> Option<ApiError> {
+        let sealed = self
+            .app
+            .config
+            .master_keys
+            .seal(reply, &context(self.holder, &self.key));
+        let keep = async {
+            let client = self.app.client().await?;
+            replies::keep(&**client, self.holder, &self.key, self.claim, &sealed).await?;
+            Ok(())
+        };
+        keep.await.err()
+    }
+
+    async fn give_up(&self) -> Option<ApiError> {
+        let give_up = async {
+            let client = self.app.client().await?;
+            replies::give_up(&**client, self.holder, &self.key, self.claim).await?;
+            Ok(())
+        };
+        give_up.await.err()
+    }
+}
+
+/// What a reply is sealed for.
+fn context(holder: KeyHolder, key: &IdempotencyKey) -> String {
+    format!("reply:{}:{}", holder.code(), key.stored)
+}
+
+/// Its master key is gone: what was done stays done.
+fn unreadable() -> ApiError {
+    ApiError::new(
+        Kind::Conflict,
+        "the request was carried out, but its reply was sealed with a master key that is not in use any more",
+    )
+}
+
+/// The head of a kept reply; a line before its body.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    status: u16,
+    headers: BTreeMap<String, String>,
+}
+
+impl Kept {
+    /// The bytes to keep; none, if there are too many.
+    fn new(head: &HttpResponse<()>, body: &[u8]) -> Option<Vec<u8>> {
+        let headers = KEPT.iter().filter_map(|name| {
+            let value = head.headers().get(name)?.to_str().ok()?;
+            Some((name.to_string(), value.to_owned()))
+        });
+        let kept = Self {
+            status: head.status().as_u16(),
+            headers: headers.collect(),
+        };
+        let mut bytes = serde_json::to_vec(&kept).ok()?;
+        bytes.push(b'\n');
+        bytes.extend_from_slice(body);
+        (bytes.len() <= MOST_KEPT).then_some(bytes)
+    }
+
+    fn read(bytes: &[u8]) -> Option<HttpResponse> {
+        let end = bytes.iter().position(|byte| *byte == b'\n')?;
+        let (head, body) = bytes.split_at_checked(end)?;
+        let kept: Self = serde_json::from_slice(head).ok()?;
+        let mut reply = HttpResponse::build(StatusCode::from_u16(kept.status).ok()?);
+        for (name, value) in kept.headers {
+            reply.insert_header((name, value));
+        }
+        Some(reply.body(Bytes::copy_from_slice(body.get(1..)?)))
+    }
+}

@@ -1,0 +1,152 @@
+//! Replies that are given again: POSTs, other than of events, that carry a key.
+//!
+//! Not here: events, whose replies are rebuilt ([`super::ingest`]); sealing.
+//!
+//! # Invariants
+//! - One at a time: a row with a claim is one that runs. It ends with its reply, is given up, or
+//!   expires after [`CLAIM_TTL`], when its process died.
+//! - S3: every statement names the owner.
+
+use std::time::Duration;
+
+use tokio_postgres::GenericClient;
+use uuid::Uuid;
+
+use super::StoreError;
+use crate::domain::idempotency::IdempotencyKey;
+
+/// How long a request may run before another one with its key begins anew. Longer than any request
+/// runs, and short for one whose process died.
+pub const CLAIM_TTL: Duration = Duration::from_secs(30);
+
+/// Uses `idempotency_keys_pkey`; waits for whoever inserts the same key.
+const CLAIM: &str = "
+INSERT INTO idempotency_keys AS k (tenant_id, key, body_hash, claim, expires_at)
+VALUES ($1, $2, $3, $4, now() + $5::float8 * interval '1 s')
+ON CONFLICT (tenant_id, key) DO UPDATE
+SET body_hash = excluded.body_hash, claim = excluded.claim, expires_at = excluded.expires_at, event_id = NULL, reply = NULL
+WHERE k.expires_at <= now()";
+
+/// Uses `idempotency_keys_pkey`.
+const FIND: &str =
+    "SELECT body_hash = $3, reply FROM idempotency_keys WHERE tenant_id = $1 AND key = $2";
+
+/// Uses `idempotency_keys_pkey`.
+const KEEP: &str = "
+UPDATE idempotency_keys SET reply = $4, claim = NULL, expires_at = now() + interval '24 h'
+WHERE tenant_id = $1 AND key = $2 AND claim = $3";
+
+/// Uses `idempotency_keys_pkey`.
+const GIVE_UP: &str =
+    "DELETE FROM idempotency_keys WHERE tenant_id = $1 AND key = $2 AND claim = $3";
+
+/// Every statement here, for the test that prepares them.
+pub const STATEMENTS: &[(&str, &str)] = &[
+    ("replies.claim", CLAIM),
+    ("replies.find", FIND),
+    ("replies.keep", KEEP),
+    ("replies.give_up", GIVE_UP),
+];
+
+/// Whose keys: one of a tenant, of an organization's own requests, or of the operator's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyHolder {
+    /// By the tenant's key.
+    Tenant(i32),
+    /// By the organization's key.
+    Organization(i32),
+    /// The admin API.
+    Operator,
+}
+
+impl KeyHolder {
+    /// As it is stored in place of a tenant; keys begin with 1.
+    #[must_use]
+    pub const fn code(self) -> i32 {
+        match self {
+            Self::Tenant(key) => key,
+            Self::Organization(key) => -key,
+            Self::Operator => 0,
+        }
+    }
+}
+
+/// What a key stands for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Claimed {
+    /// Nothing until now: this request runs, under this claim.
+    Ours(Uuid),
+    /// The first one still runs.
+    Running,
+    /// It has answered with this, sealed.
+    Answered(Vec<u8>),
+    /// It was another request.
+    Mismatch,
+}
+
+/// Claims a key, or tells what it stands for.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn claim(
+    client: &impl GenericClient,
+    holder: KeyHolder,
+    key: &IdempotencyKey,
+) -> Result<Claimed, StoreError> {
+    let (owner, fingerprint, claim) = (holder.code(), &key.fingerprint[..], Uuid::new_v4());
+    let seconds = CLAIM_TTL.as_secs_f64();
+    let inserted = client
+        .execute(
+            CLAIM,
+            &[&owner, &key.stored, &fingerprint, &claim, &seconds],
+        )
+        .await?;
+    if inserted == 1 {
+        return Ok(Claimed::Ours(claim));
+    }
+    let found = client
+        .query_opt(FIND, &[&owner, &key.stored, &fingerprint])
+        .await?;
+    // Gone: given up just now. The client asks again.
+    let Some(row) = found else {
+        return Ok(Claimed::Running);
+    };
+    if !row.try_get::<_, bool>(0)? {
+        return Ok(Claimed::Mismatch);
+    }
+    let reply: Option<Vec<u8>> = row.try_get(1)?;
+    Ok(reply.map_or(Claimed::Running, Claimed::Answered))
+}
+
+/// Ends a claim with a reply, which is given again for a day. Not, if the claim expired before.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn keep(
+    client: &impl GenericClient,
+    holder: KeyHolder,
+    key: &IdempotencyKey,
+    claim: Uuid,
+    reply: &[u8],
+) -> Result<(), StoreError> {
+    client
+        .execute(KEEP, &[&holder.code(), &key.stored, &claim, &reply])
+        .await?;
+    Ok(())
+}
+
+/// Ends a claim with nothing: the next request with the key runs.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn give_up(
+    client: &impl GenericClient,
+    holder: KeyHolder,
+    key: &IdempotencyKey,
+    claim: Uuid,
+) -> Result<(), StoreError> {
+    client
+        .execute(GIVE_UP, &[&holder.code(), &key.stored, &claim])
+        .await?;
+    Ok(())
+}
