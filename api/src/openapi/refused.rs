@@ -55,6 +55,8 @@ parts! {
     Body: MalformedJson RequestTimeout PayloadTooLarge UnsupportedMediaType InvalidFields;
     /// A POST: `Idempotency-Key` is refused while nothing heeds it.
     Post: NotSupported;
+    /// `If-Match`.
+    Version: InvalidParameter PreconditionFailed;
     /// A state that does not allow what is asked for.
     State: Conflict;
     /// A limit of the tenant.

@@ -71,6 +71,10 @@ schemas! {
     Name = text(1, MOST_NAME, r"^[^\u0000-\u001f\u007f-\u009f]*[^\s\u0000-\u001f\u007f-\u009f][^\u0000-\u001f\u007f-\u009f]*$");
     OptionalName = text(0, MOST_NAME, NO_CONTROL);
     ExternalId = text(0, MOST_EXTERNAL_ID, NO_CONTROL);
+    /// For `If-Match`.
+    StrongTags = text(1, 512, r#"^(\*|"[!#-+\--~]*"(, ?"[!#-+\--~]*"){0,15})$"#);
+    /// For `If-None-Match`.
+    Tags = text(1, 512, r#"^(\*|(W/)?"[!#-+\--~]*"(, ?(W/)?"[!#-+\--~]*"){0,15})$"#);
     KeyScope = names(Scope::ALL.iter().map(|it| it.name()), "What a key may do.");
     EndpointBackoff = backoff();
     EndpointRateLimit = Object::builder()

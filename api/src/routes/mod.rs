@@ -9,6 +9,7 @@ mod endpoint_document;
 mod endpoint_health;
 mod endpoint_secrets;
 mod endpoints;
+mod etag;
 mod event_body;
 mod events;
 mod health;
