@@ -10,6 +10,8 @@ use tokio::process::Command;
 use crate::app::{ADMIN, text, world};
 use crate::python::{api_tests, python};
 
+/// One worker: with two, CPython 3.11 fails now and then in a bug of its own (AST in several threads).
+const WORKERS: &str = "1";
 /// Seconds, unless `POSTRIDER_API_FUZZ_SECONDS` says otherwise (`make api-fuzz`).
 const SECONDS: u32 = 30;
 const MOST_SHOWN: usize = 20_000;
@@ -35,8 +37,9 @@ async fn the_server_answers_as_its_document_says() {
         .arg("--config-file")
         .arg(api_tests().join("schemathesis.toml"))
         .args(["run", &format!("{}/openapi.json", server.base)])
-        .args(["--max-time", &seconds, "--workers", "2"])
+        .args(["--max-time", &seconds, "--workers", WORKERS])
         .env("POSTRIDER_FUZZ_KEY", text(&key["key"]))
+        .env("POSTRIDER_FUZZ_ORGANIZATION", text(&made["id"]))
         .env("POSTRIDER_FUZZ_ADMIN", ADMIN)
         .current_dir(tempfile::tempdir().unwrap().path())
         .stdin(Stdio::null())
