@@ -1,12 +1,12 @@
 # Plain `make` lists what there is. Everything that a target needs, it installs (scripts/bootstrap).
 .DEFAULT_GOAL := help
-.PHONY: help run test check load hostile fuzz
+.PHONY: help run test check load hostile fuzz api-fuzz
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Start everything on a private PostgreSQL and deliver a first webhook (ARGS="--ephemeral" and others)
 	@scripts/bootstrap run
@@ -36,3 +36,7 @@ fuzz: ## Hostile texts against the rules for URLs, headers, Retry-After and sign
 	  echo "round $$round of $(or $(ROUNDS),20): $(or $(CASES),100000) cases for each rule"; \
 	  POSTRIDER_FUZZ_CASES=$(or $(CASES),100000) $(CARGO) test --quiet --locked --package postrider-shared --test fuzz || exit 1; \
 	done
+
+api-fuzz: ## The served OpenAPI document against the server, for a while: thousands of requests (SECONDS=600)
+	@scripts/bootstrap test
+	@POSTRIDER_API_FUZZ_SECONDS=$(or $(SECONDS),600) $(CARGO) test --locked --workspace --all-features --test api -- --nocapture fuzz::

@@ -127,6 +127,8 @@ pub(crate) struct Fields {
     errors: Vec<FieldError>,
     /// Pointer to this object, for nested ones.
     base: String,
+    /// What the client sent, where the values are more than that.
+    sent: Option<Map<String, Value>>,
 }
 
 impl Fields {
@@ -153,6 +155,24 @@ impl Fields {
             values,
             errors: Vec::new(),
             base: String::new(),
+            sent: None,
+        }
+    }
+
+    /// Of these values the client sent a part; the others were there already.
+    pub(crate) fn sent(self, part: Map<String, Value>) -> Self {
+        Self {
+            sent: Some(part),
+            ..self
+        }
+    }
+
+    /// Which of two fields that contradict each other is to be named: the first, unless only the second was
+    /// sent.
+    pub(crate) fn blamed<'a>(&self, first: &'a str, second: &'a str) -> &'a str {
+        match &self.sent {
+            Some(sent) if !sent.contains_key(first) && sent.contains_key(second) => second,
+            _ => first,
         }
     }
 
@@ -297,8 +317,13 @@ impl Fields {
     /// A nested object, whose errors and unknown fields become this one's.
     pub(crate) fn nested<T>(&mut self, name: &str, read: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let values = self.object(name)?;
+        let sent = self.sent.as_ref().map(|sent| match sent.get(name) {
+            Some(Value::Object(part)) => part.clone(),
+            _ => Map::new(),
+        });
         let mut inner = Self {
             base: format!("{}/{name}", self.base),
+            sent,
             ..Self::from_map(values)
         };
         let value = read(&mut inner);

@@ -41,7 +41,7 @@ const ADMIN: &str = "admin";
     ),
     components(schemas(
         Problem<'_>, FieldError, schema::EventId, schema::DeliveryId, schema::EndpointId, schema::KeyId,
-        schema::DeliveryStatus
+        schema::DeliveryStatus, schema::StrongTags, schema::Tags
     )),
     tags(
         (name = "Events", description = "What happened: published once, delivered to every matching endpoint"),

@@ -28,7 +28,6 @@ pub(crate) fn delivery() -> Value {
     json!({
         "id": DELIVERY, "event_id": EVENT, "endpoint_id": ENDPOINT, "status": "failed", "created_at": CREATED,
         "attempt_count": 1, "max_attempts": 5, "next_attempt_at": LATER, "delivered_at": null, "ended_at": null,
-        "waiting_for": "retry", "next_probe_at": null,
         "last_error": "transient", "last_status_code": 500, "last_response_ms": 12, "close_reason": null,
         "dead_letter_class": null, "dead_letter_reason": null, "replay_of": null, "replay_id": null,
     })
@@ -76,8 +75,7 @@ pub(crate) fn endpoint() -> Value {
         "breaker": {"failures": 10, "cooldown_seconds": 300, "max_cooldown_seconds": 3600},
         "signature": "standard", "signing": ["v1"], "public_keys": [],
         "kind": "webhook", "method": "POST", "template": null, "on_missing_field": "fail", "redact": [],
-        "secrets": [{"created_at": CREATED, "expires_at": null}],
-        "disabled_reason": null, "disabled_at": null, "created_at": CREATED, "updated_at": CREATED,
+        "created_at": CREATED, "updated_at": CREATED,
     })
 }
 

@@ -57,6 +57,8 @@ parts! {
     Post: InvalidParameter RequestInProgress IdempotencyMismatch;
     /// The same for events, which wait for the first one.
     Once: InvalidParameter IdempotencyMismatch;
+    /// `If-Match`.
+    Version: InvalidParameter PreconditionFailed;
     /// A state that does not allow what is asked for.
     State: Conflict;
     /// What cannot be sent again.

@@ -90,6 +90,10 @@ schemas! {
     ExternalId = text(0, MOST_EXTERNAL_ID, NO_CONTROL);
     /// Your own name for an event.
     EventExternalId = text(1, idempotency::MOST_EXTERNAL_ID, NO_CONTROL);
+    /// For `If-Match`.
+    StrongTags = text(1, 512, r#"^(\*|"[!#-+\--~]*"(, ?"[!#-+\--~]*"){0,15})$"#);
+    /// For `If-None-Match`.
+    Tags = text(1, 512, r#"^(\*|(W/)?"[!#-+\--~]*"(, ?(W/)?"[!#-+\--~]*"){0,15})$"#);
     KeyScope = names(Scope::ALL.iter().map(|it| it.name()), "What a key may do.");
     EndpointBackoff = backoff();
     EndpointRateLimit = Object::builder()

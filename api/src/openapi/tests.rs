@@ -69,7 +69,7 @@ fn every_operation_says_who_may_call_it_what_it_answers_and_shows_examples() {
                 "{name}: {status}"
             );
             let Some(content) = response["content"].as_object() else {
-                assert_eq!(status, "204", "{name}");
+                assert!(matches!(status.as_str(), "204" | "304"), "{name}: {status}");
                 continue;
             };
             for body in content.values() {

@@ -111,11 +111,11 @@ pub(super) fn merged(current: &Endpoint, opened: &Opened, patch: Map<String, Val
     {
         document.remove("max_attempts");
     }
-    merge(&mut document, patch);
+    merge(&mut document, patch.clone());
     for name in unknown {
         document.entry(name).or_insert(Value::Null);
     }
-    Fields::from_map(document)
+    Fields::from_map(document).sent(patch)
 }
 
 fn merge(target: &mut Map<String, Value>, patch: Map<String, Value>) {

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use actix_web::http::StatusCode;
+use actix_web::http::{StatusCode, header};
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use deadpool_postgres::Transaction;
+use serde::Serialize;
 use serde_json::{Map, Value};
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointId, SLOT_COUNT, Slot, TenantKey, new_v7};
@@ -19,6 +20,7 @@ use super::endpoint_document::{
     self as document, CreatedEndpoint, Document, EndpointPatch, NewEndpoint, Rules,
 };
 use super::{App, State, endpoint_secrets as secrets, json as reply, path_id};
+use super::etag::{self, Condition};
 use crate::auth::{Caller, Scope};
 use crate::json::{self, Fields};
 use crate::openapi::refused::{self, Refused};
@@ -92,7 +94,7 @@ async fn read_and_shown(
         "url": "https://receiver.example/hooks", "event_types": ["order.*"], "description": "Orders of the shop",
     })),
     responses(
-        (status = 201, description = "Made", body = CreatedEndpoint, example = json!(example::created_endpoint())),
+        (status = 201, description = "Made", body = CreatedEndpoint, headers(("ETag" = String, description = "Its version, for `If-Match` and `If-None-Match`")), example = json!(example::created_endpoint())),
         Refused<(refused::Key, refused::Post, refused::Body, refused::Limit)>,
     )
 )]
@@ -129,7 +131,8 @@ pub(super) async fn create(
         endpoint: read_and_shown(&app, &**client, &endpoint, caller).await?,
         secret: secret.reveal(),
     };
-    reply(StatusCode::CREATED, &created)
+    let version = created.endpoint.version;
+    tagged(StatusCode::CREATED, &created, version)
 }
 
 /// List endpoints
@@ -160,9 +163,12 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
 /// Get an endpoint
 #[utoipa::path(
     get, path = "/v1/endpoints/{id}", tag = "Endpoints", operation_id = "getEndpoint", security(("key" = ["read"])),
-    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id"),
+        ("If-None-Match" = Option<schema::Tags>, Header, description = "Only if this is not its version any more")),
     responses(
-        (status = 200, description = "The endpoint", body = Document, example = json!(example::endpoint())),
+        (status = 200, description = "The endpoint", body = Document,
+         headers(("ETag" = String, description = "Its version, for `If-Match` and `If-None-Match`")), example = json!(example::endpoint())),
+        (status = 304, description = "It is that version still"),
         Refused<(refused::Key, refused::Id)>,
     )
 )]
@@ -172,8 +178,14 @@ pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
     let client = app.client().await?;
     let found = store::find(&**client, caller.tenant, id.0).await?;
     let endpoint = found.ok_or_else(missing)?;
+    if etag::is_known(&request, endpoint.version)? {
+        let mut reply = HttpResponse::NotModified();
+        return Ok(reply
+            .insert_header((header::ETAG, etag::header(endpoint.version)))
+            .finish());
+    }
     let document = read_and_shown(&app, &**client, &endpoint, caller).await?;
-    reply(StatusCode::OK, &document)
+    tagged(StatusCode::OK, &document, document.version)
 }
 
 /// Change an endpoint
@@ -181,11 +193,13 @@ pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
 /// A JSON merge patch (RFC 7396); `null` resets to the default.
 #[utoipa::path(
     patch, path = "/v1/endpoints/{id}", tag = "Endpoints", operation_id = "changeEndpoint", security(("key" = ["endpoints:write"])),
-    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id"),
+        ("If-Match" = Option<schema::StrongTags>, Header, description = "Only if this is its version still")),
     request_body(content = EndpointPatch, example = json!({"description": "Orders", "rate_limit": null})),
     responses(
-        (status = 200, description = "As it is now", body = Document, example = json!(example::endpoint())),
-        Refused<(refused::Key, refused::Id, refused::Body)>,
+        (status = 200, description = "As it is now", body = Document,
+         headers(("ETag" = String, description = "Its version, for `If-Match` and `If-None-Match`")), example = json!(example::endpoint())),
+        Refused<(refused::Key, refused::Id, refused::Version, refused::Body)>,
     )
 )]
 pub(super) async fn change(
@@ -195,9 +209,11 @@ pub(super) async fn change(
 ) -> Result<HttpResponse, ApiError> {
     let caller = app.auth.tenant(&request, Scope::EndpointsWrite).await?;
     let id: EndpointId = path_id(&request, "id")?;
+    let condition = Condition::of(&request)?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let patch = patch(&body)?;
     let document = update(&app, caller, id.0, |current| {
+        condition.check(current.version)?;
         let opened = document::open(current, &app.config.master_keys).ok_or_else(|| {
             ApiError::new(
                 Kind::Internal,
@@ -208,7 +224,7 @@ pub(super) async fn change(
         document::read(fields, current.id, (&opened, Some(current)), &rules(&app))
     })
     .await?;
-    reply(StatusCode::OK, &document)
+    tagged(StatusCode::OK, &document, document.version)
 }
 
 /// Delete an endpoint
@@ -216,10 +232,11 @@ pub(super) async fn change(
 /// No attempt starts later than two seconds after the reply. What is pending becomes `cancelled`.
 #[utoipa::path(
     delete, path = "/v1/endpoints/{id}", tag = "Endpoints", operation_id = "deleteEndpoint", security(("key" = ["endpoints:write"])),
-    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id"),
+        ("If-Match" = Option<schema::StrongTags>, Header, description = "Only if this is its version still")),
     responses(
         (status = 204, description = "Deleted"),
-        Refused<(refused::Key, refused::Id, refused::Post)>,
+        Refused<(refused::Key, refused::Id, refused::Version, refused::Post)>,
     )
 )]
 pub(super) async fn delete(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
@@ -232,15 +249,17 @@ pub(super) async fn delete(app: App, request: HttpRequest) -> Result<HttpRespons
 /// Sends nothing by itself; what comes then starts with a probe.
 #[utoipa::path(
     post, path = "/v1/endpoints/{id}/enable", tag = "Endpoints", operation_id = "enableEndpoint", security(("key" = ["endpoints:write"])),
-    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id"),
+        ("If-Match" = Option<schema::StrongTags>, Header, description = "Only if this is its version still")),
     responses(
-        (status = 200, description = "As it is now", body = Document, example = json!(example::endpoint())),
-        Refused<(refused::Key, refused::Id, refused::Post)>,
+        (status = 200, description = "As it is now", body = Document,
+         headers(("ETag" = String, description = "Its version, for `If-Match` and `If-None-Match`")), example = json!(example::endpoint())),
+        Refused<(refused::Key, refused::Id, refused::Version, refused::Post)>,
     )
 )]
 pub(super) async fn enable(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let document = set_state(&app, &request, EndpointState::Enabled).await?;
-    reply(StatusCode::OK, &document)
+    tagged(StatusCode::OK, &document, document.version)
 }
 
 /// Disable an endpoint
@@ -248,15 +267,29 @@ pub(super) async fn enable(app: App, request: HttpRequest) -> Result<HttpRespons
 /// What is pending becomes `skipped`.
 #[utoipa::path(
     post, path = "/v1/endpoints/{id}/disable", tag = "Endpoints", operation_id = "disableEndpoint", security(("key" = ["endpoints:write"])),
-    params(("id" = schema::EndpointId, Path, description = "The endpoint's id")),
+    params(("id" = schema::EndpointId, Path, description = "The endpoint's id"),
+        ("If-Match" = Option<schema::StrongTags>, Header, description = "Only if this is its version still")),
     responses(
-        (status = 200, description = "As it is now", body = Document, example = json!(example::endpoint())),
-        Refused<(refused::Key, refused::Id, refused::Post)>,
+        (status = 200, description = "As it is now", body = Document,
+         headers(("ETag" = String, description = "Its version, for `If-Match` and `If-None-Match`")), example = json!(example::endpoint())),
+        Refused<(refused::Key, refused::Id, refused::Version, refused::Post)>,
     )
 )]
 pub(super) async fn disable(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let document = set_state(&app, &request, EndpointState::Disabled).await?;
-    reply(StatusCode::OK, &document)
+    tagged(StatusCode::OK, &document, document.version)
+}
+
+/// A reply with the version that it shows.
+fn tagged<T: Serialize>(
+    status: StatusCode,
+    document: &T,
+    version: i32,
+) -> Result<HttpResponse, ApiError> {
+    let mut response = reply(status, document)?;
+    let tag = etag::header(version);
+    response.headers_mut().insert(header::ETAG, tag);
+    Ok(response)
 }
 
 /// Which endpoint of which tenant a POST is to change, if its key may.
@@ -275,7 +308,9 @@ async fn set_state(
     state: EndpointState,
 ) -> Result<Document, ApiError> {
     let (caller, id) = to_change(app, request).await?;
+    let condition = Condition::of(request)?;
     update(app, caller, id.0, |current| {
+        condition.check(current.version)?;
         Ok(EndpointDraft {
             state,
             ..current.draft.clone()

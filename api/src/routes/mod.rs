@@ -10,6 +10,7 @@ mod endpoint_health;
 mod endpoint_secrets;
 mod endpoint_test;
 mod endpoints;
+mod etag;
 mod event_body;
 mod events;
 mod health;

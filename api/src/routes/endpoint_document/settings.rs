@@ -89,7 +89,8 @@ fn doubling(fields: &mut Fields) -> Option<Doubling> {
             .number("max_seconds", 1, 86_400)
             .unwrap_or(base_seconds.max(3_600));
         if max_seconds < base_seconds {
-            inner.wrong("max_seconds", "must not be smaller than base_seconds");
+            let name = inner.blamed("max_seconds", "base_seconds");
+            inner.wrong(name, "max_seconds must not be smaller than base_seconds");
         }
         Doubling {
             base_seconds,
@@ -182,9 +183,10 @@ fn breaker(fields: &mut Fields) -> Option<BreakerSettings> {
             .number("max_cooldown_seconds", 1, 86_400)
             .unwrap_or(default.max_cooldown_seconds.max(cooldown_seconds));
         if max_cooldown_seconds < cooldown_seconds {
+            let name = inner.blamed("max_cooldown_seconds", "cooldown_seconds");
             inner.wrong(
-                "max_cooldown_seconds",
-                "must not be smaller than cooldown_seconds",
+                name,
+                "max_cooldown_seconds must not be smaller than cooldown_seconds",
             );
         }
         BreakerSettings {

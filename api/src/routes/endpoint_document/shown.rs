@@ -32,6 +32,9 @@ const READ_ONLY: [&str; 5] = [
 #[derive(Serialize, ToSchema)]
 #[schema(as = Endpoint)]
 pub(in crate::routes) struct Document {
+    /// For its entity tag.
+    #[serde(skip)]
+    pub(in crate::routes) version: i32,
     #[schema(value_type = schema::EndpointId)]
     id: EndpointId,
     /// `http` or `https`. Left out, as `metadata`, for keys without the scope `read`.
@@ -134,6 +137,7 @@ impl Document {
         let draft = &endpoint.draft;
         let settings = draft.settings.clone();
         Self {
+            version: endpoint.version,
             id: EndpointId(endpoint.id),
             url: Some(draft.url.clone()),
             url_unicode: url_unicode(&draft.url),

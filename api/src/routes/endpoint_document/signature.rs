@@ -9,16 +9,14 @@ pub(super) fn read(fields: &mut Fields) -> (SignatureStyle, Signing) {
     let style = style(fields).unwrap_or_default();
     let signing = signing(fields).unwrap_or_default();
     if signing != Signing::default() {
-        match style {
-            SignatureStyle::Standard => {}
-            SignatureStyle::Stripe => fields.wrong(
-                "signing",
-                "must be left out or null with `\"signature\": \"stripe\"`, which has one scheme only",
-            ),
-            SignatureStyle::None => fields.wrong(
-                "signing",
-                "must be left out or null with `\"signature\": \"none\"`, which signs nothing",
-            ),
+        let what = match style {
+            SignatureStyle::Standard => None,
+            SignatureStyle::Stripe => Some("`\"signature\": \"stripe\"` has one scheme only"),
+            SignatureStyle::None => Some("`\"signature\": \"none\"` signs nothing"),
+        };
+        if let Some(what) = what {
+            let name = fields.blamed("signing", "signature");
+            fields.wrong(name, format!("{what}: it goes with `\"signing\": null`"));
         }
     }
     (style, signing)
