@@ -16,7 +16,14 @@ use crate::routes;
         title = "Postrider",
         description = "Outbound webhooks and postbacks: post events, and they are delivered, signed and retried."
     ),
-    paths(routes::endpoint_health::show),
+    paths(
+        routes::endpoint_health::show,
+        routes::event_batch::publish,
+        routes::event_types::list,
+        routes::event_types::show,
+        routes::event_types::declare,
+        routes::event_types::take_back,
+    ),
     components(schemas(Problem<'_>, FieldError)),
     modifiers(&Keys),
     security(("key" = []))

@@ -10,15 +10,19 @@ use shared::runtime::clock::boot_time;
 use shared::store::deliveries as delivery_store;
 use shared::store::events::{self as store, Event};
 use time::format_description::well_known::Rfc3339;
+use utoipa::ToSchema;
 
 use super::deliveries as delivery_routes;
 use super::{App, event_body, json as reply, path_id};
 use crate::auth::Scope;
 use crate::idempotency;
-use crate::ingest::{Accepted, Refusal};
+use crate::ingest::{Accepted, NewEvent, Refusal};
 use crate::metrics;
 use crate::paging::{List, Query};
 use crate::problem::{ApiError, Kind};
+
+/// How often an event may be checked because its type's schema changed meanwhile.
+pub(super) const MOST_CHECKS: u32 = 5;
 
 /// `POST /v1/events`: one event, durable when this answers 202 (D2).
 pub(super) async fn publish(
@@ -31,10 +35,15 @@ pub(super) async fn publish(
     let most = app.config.max_payload;
     let body =
         crate::json::read(&request, payload, most.saturating_add(event_body::ENVELOPE)).await?;
-    let mut event = event_body::parse(&body, caller.tenant, most, app.clock.now())?;
+    let rules = event_body::Rules {
+        tenant: caller.tenant,
+        most_bytes: most,
+        now: app.clock.now(),
+    };
+    let mut event = event_body::parse(&body, &body, rules, "")?;
     event.idempotency.extend(idempotency::key(&request, &body)?);
     let (event_type, external_id) = (event.event_type.clone(), event.external_id.clone());
-    let accepted = app.queues.submit(event).await.map_err(refused)?;
+    let accepted = submit(&app, event).await?;
     metrics::EVENTS_ACCEPTED.inc();
     metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());
     let mut reply = Vec::with_capacity(512);
@@ -52,6 +61,21 @@ pub(super) async fn publish(
             header::HeaderValue::from_static("application/json"),
         ))
         .body(reply))
+}
+
+/// Hands an event to the writers, and checks it when its type has a schema.
+async fn submit(app: &App, mut event: NewEvent) -> Result<Accepted, ApiError> {
+    app.schemas.check_ahead(&mut event);
+    for _round in 0..MOST_CHECKS {
+        match app.queues.submit(event).await {
+            Err(Refusal::Unchecked(unchecked)) => {
+                event = app.schemas.check(*unchecked, "").await?;
+            }
+            Ok(accepted) => return Ok(accepted),
+            Err(refusal) => return Err(refused(refusal)),
+        }
+    }
+    Err(refused(Refusal::Restless))
 }
 
 /// `GET /v1/events`
@@ -131,27 +155,40 @@ fn document(event: Event) -> Value {
 }
 
 /// The body of a 202.
-#[derive(Serialize)]
-struct Published<'a> {
+#[derive(Serialize, ToSchema)]
+pub(super) struct Published<'a> {
+    #[schema(value_type = String, example = "evt_01kb9h2v3cfzqt9m6w8x5y7r2n")]
     id: EventId,
     external_id: Option<&'a str>,
     #[serde(rename = "type")]
+    #[schema(example = "order.created")]
     event_type: &'a str,
+    #[schema(format = DateTime)]
     created_at: String,
     delivery_count: usize,
+    /// The first 100.
     #[serde(serialize_with = "listed")]
+    #[schema(value_type = Vec<NewDelivery>)]
     deliveries: &'a Accepted,
 }
 
-#[derive(Serialize)]
-struct Delivery {
+/// A delivery of an event that was accepted.
+#[derive(Serialize, ToSchema)]
+struct NewDelivery {
+    #[schema(value_type = String, example = "dlv_01kb9h2v3cfzqt9m6w8x5y7r2n")]
     id: DeliveryId,
+    #[schema(value_type = String, example = "ep_01kb9h2v3cfzqt9m6w8x5y7r2n")]
     endpoint_id: EndpointId,
+    /// `pending`, or `skipped` when the endpoint is disabled or has too much waiting.
     status: &'static str,
 }
 
 impl<'a> Published<'a> {
-    fn new(accepted: &'a Accepted, event_type: &'a str, external_id: Option<&'a str>) -> Self {
+    pub(super) fn new(
+        accepted: &'a Accepted,
+        event_type: &'a str,
+        external_id: Option<&'a str>,
+    ) -> Self {
         Self {
             id: EventId(accepted.id),
             external_id,
@@ -164,7 +201,7 @@ impl<'a> Published<'a> {
 }
 
 fn listed<S: Serializer>(accepted: &&Accepted, out: S) -> Result<S::Ok, S::Error> {
-    out.collect_seq(accepted.deliveries.iter().map(|delivery| Delivery {
+    out.collect_seq(accepted.deliveries.iter().map(|delivery| NewDelivery {
         id: DeliveryId(delivery.id),
         endpoint_id: EndpointId(delivery.endpoint),
         status: delivery.status.name(),
@@ -172,11 +209,15 @@ fn listed<S: Serializer>(accepted: &&Accepted, out: S) -> Result<S::Ok, S::Error
 }
 
 /// What a refusal of the writer says to the client.
-fn refused(refusal: Refusal) -> ApiError {
+pub(super) fn refused(refusal: Refusal) -> ApiError {
     match refusal {
         Refusal::QueueFull => ApiError::new(
             Kind::Overloaded,
             "more events wait to be stored than may wait; nothing was stored",
+        ),
+        Refusal::Stalled => ApiError::new(
+            Kind::Overloaded,
+            "the database has not taken events for a while; nothing was stored",
         ),
         Refusal::Late => ApiError::new(
             Kind::Unavailable,
@@ -196,9 +237,9 @@ fn refused(refusal: Refusal) -> ApiError {
                 shared::store::ingest::MAX_TYPES
             ),
         ),
-        Refusal::Restless => ApiError::new(
+        Refusal::Unchecked(_) | Refusal::Restless => ApiError::new(
             Kind::Overloaded,
-            "the endpoints change faster than they can be read; nothing was stored",
+            "the configuration changes faster than it can be read; nothing was stored",
         ),
         Refusal::Mismatch(space) => idempotency::mismatch(space),
         Refusal::NotStorable => ApiError::new(Kind::NotStorable, "the database refuses this event"),

@@ -6,7 +6,9 @@ mod endpoint_document;
 pub(crate) mod endpoint_health;
 mod endpoint_secrets;
 mod endpoints;
+pub(crate) mod event_batch;
 mod event_body;
+pub(crate) mod event_types;
 mod events;
 mod health;
 
@@ -29,6 +31,7 @@ use crate::idempotency;
 use crate::ingest::Queues;
 use crate::openapi;
 use crate::problem::{ApiError, Kind};
+use crate::schemas::Schemas;
 
 /// What every handler can reach.
 pub(crate) struct State {
@@ -36,6 +39,7 @@ pub(crate) struct State {
     pub(crate) pool: Pool,
     pub(crate) auth: Arc<Auth>,
     pub(crate) queues: Arc<Queues>,
+    pub(crate) schemas: Schemas,
     pub(crate) clock: Arc<DatabaseClock>,
     pub(crate) health: Arc<crate::health::Health>,
     pub(crate) slots: endpoints::NextSlot,
@@ -60,9 +64,17 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
             .route(web::get().to(events::list))
             .route(web::post().to(events::publish)),
     )
+    .service(bare_path("/v1/events/batch", "POST").route(web::post().to(event_batch::publish)))
     .service(path("/v1/events/{id}", "GET").route(web::get().to(events::show)))
     .service(path("/v1/events/{id}/payload", "GET").route(web::get().to(events::payload)))
     .service(path("/v1/events/{id}/deliveries", "GET").route(web::get().to(events::deliveries)))
+    .service(path("/v1/event-types", "GET").route(web::get().to(event_types::list)))
+    .service(
+        path("/v1/event-types/{type}", "GET, PUT, DELETE")
+            .route(web::get().to(event_types::show))
+            .route(web::put().to(event_types::declare))
+            .route(web::delete().to(event_types::take_back)),
+    )
     .service(path("/v1/deliveries", "GET").route(web::get().to(deliveries::list)))
     .service(path("/v1/deliveries/{id}", "GET").route(web::get().to(deliveries::show)))
     .service(path("/v1/deliveries/{id}/attempts", "GET").route(web::get().to(deliveries::attempts)))

@@ -10,12 +10,14 @@
 mod app;
 mod auth;
 mod bad_input;
+mod batch;
 mod client_certificates;
 mod deliveries;
 mod endpoint_headers;
 mod endpoint_life;
 mod endpoint_url;
 mod endpoints;
+mod event_types;
 mod health;
 mod idempotent_posts;
 mod ingest;

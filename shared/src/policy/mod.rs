@@ -10,6 +10,7 @@
 //! - [`address`]: where requests may go.
 //! - [`headers`]: what a tenant may add to a request.
 //! - [`signing`]: what a receiver checks.
+//! - [`event_schema`]: which schemas of payloads are taken.
 
 pub mod address;
 pub mod backoff;
@@ -17,6 +18,7 @@ pub mod breaker;
 pub mod bucket;
 pub mod classify;
 pub mod decide;
+pub mod event_schema;
 pub mod headers;
 mod instant;
 pub mod limit;

@@ -61,6 +61,7 @@ pub const MIGRATIONS: &[Migration] = migrations![
     (10, "add_pauses", "0010_add_pauses.sql"),
     (11, "add_external_ids", "0011_add_external_ids.sql"),
     (12, "add_claims", "0012_add_claims.sql"),
+    (13, "add_event_schemas", "0013_add_event_schemas.sql"),
 ];
 
 /// The schema that this program reads and writes.
