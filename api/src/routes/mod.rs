@@ -59,6 +59,77 @@ type App = web::Data<State>;
 
 /// Every path there is.
 pub(crate) fn configure(app: &mut ServiceConfig) {
+    configure_events(app);
+    app.service(path("/v1/deliveries", "GET").route(web::get().to(deliveries::list)))
+        .service(path("/v1/deliveries/{id}", "GET").route(web::get().to(deliveries::show)))
+        .service(
+            path("/v1/deliveries/{id}/attempts", "GET").route(web::get().to(deliveries::attempts)),
+        )
+        .service(
+            path("/v1/deliveries/{id}/cancel", "POST").route(web::post().to(deliveries::cancel)),
+        )
+        .service(path("/v1/deliveries/{id}/retry", "POST").route(web::post().to(deliveries::retry)))
+        .service(
+            path("/v1/endpoints", "GET, POST")
+                .route(web::get().to(endpoints::list))
+                .route(web::post().to(endpoints::create)),
+        )
+        .service(
+            path("/v1/endpoints/{id}", "GET, PATCH, DELETE")
+                .route(web::get().to(endpoints::show))
+                .route(web::patch().to(endpoints::change))
+                .route(web::delete().to(endpoints::delete)),
+        )
+        .service(
+            path("/v1/endpoints/{id}/health", "GET").route(web::get().to(endpoint_health::show)),
+        )
+        .service(path("/v1/endpoints/{id}/enable", "POST").route(web::post().to(endpoints::enable)))
+        .service(
+            path("/v1/endpoints/{id}/disable", "POST").route(web::post().to(endpoints::disable)),
+        )
+        .service(
+            path("/v1/endpoints/{id}/secret/rotate", "POST")
+                .route(web::post().to(endpoint_secrets::rotate)),
+        )
+        .service(
+            path("/v1/endpoints/{id}/secret/revoke", "POST")
+                .route(web::post().to(endpoint_secrets::revoke)),
+        )
+        .service(
+            path("/.well-known/jwks.json", "GET").route(web::get().to(endpoint_secrets::key_set)),
+        )
+        .service(
+            path("/v1/tenants", "GET, POST")
+                .route(web::get().to(admin::own_tenants))
+                .route(web::post().to(admin::create_own_tenant)),
+        )
+        .service(
+            path("/v1/admin/organizations", "GET, POST")
+                .route(web::get().to(admin::organizations))
+                .route(web::post().to(admin::create_organization)),
+        )
+        .service(
+            path("/v1/admin/tenants", "GET, POST")
+                .route(web::get().to(admin::tenants))
+                .route(web::post().to(admin::create_tenant)),
+        )
+        .service(
+            path("/v1/admin/{owner}/{id}/keys", "GET, POST")
+                .route(web::get().to(admin::keys))
+                .route(web::post().to(admin::create_key)),
+        )
+        .service(
+            path("/v1/admin/{owner}/{id}/keys/{key}", "DELETE")
+                .route(web::delete().to(admin::revoke_key)),
+        )
+        .service(path("/openapi.json", "GET").route(web::get().to(document)))
+        .service(path("/health/live", "GET").route(web::get().to(health::live)))
+        .service(path("/health/ready", "GET").route(web::get().to(health::ready)))
+        .default_service(web::route().to(nothing_here));
+}
+
+/// The paths of events and their types.
+fn configure_events(app: &mut ServiceConfig) {
     app.service(
         bare_path("/v1/events", "GET, POST")
             .route(web::get().to(events::list))
@@ -74,63 +145,7 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
             .route(web::get().to(event_types::show))
             .route(web::put().to(event_types::declare))
             .route(web::delete().to(event_types::take_back)),
-    )
-    .service(path("/v1/deliveries", "GET").route(web::get().to(deliveries::list)))
-    .service(path("/v1/deliveries/{id}", "GET").route(web::get().to(deliveries::show)))
-    .service(path("/v1/deliveries/{id}/attempts", "GET").route(web::get().to(deliveries::attempts)))
-    .service(path("/v1/deliveries/{id}/cancel", "POST").route(web::post().to(deliveries::cancel)))
-    .service(path("/v1/deliveries/{id}/retry", "POST").route(web::post().to(deliveries::retry)))
-    .service(
-        path("/v1/endpoints", "GET, POST")
-            .route(web::get().to(endpoints::list))
-            .route(web::post().to(endpoints::create)),
-    )
-    .service(
-        path("/v1/endpoints/{id}", "GET, PATCH, DELETE")
-            .route(web::get().to(endpoints::show))
-            .route(web::patch().to(endpoints::change))
-            .route(web::delete().to(endpoints::delete)),
-    )
-    .service(path("/v1/endpoints/{id}/health", "GET").route(web::get().to(endpoint_health::show)))
-    .service(path("/v1/endpoints/{id}/enable", "POST").route(web::post().to(endpoints::enable)))
-    .service(path("/v1/endpoints/{id}/disable", "POST").route(web::post().to(endpoints::disable)))
-    .service(
-        path("/v1/endpoints/{id}/secret/rotate", "POST")
-            .route(web::post().to(endpoint_secrets::rotate)),
-    )
-    .service(
-        path("/v1/endpoints/{id}/secret/revoke", "POST")
-            .route(web::post().to(endpoint_secrets::revoke)),
-    )
-    .service(path("/.well-known/jwks.json", "GET").route(web::get().to(endpoint_secrets::key_set)))
-    .service(
-        path("/v1/tenants", "GET, POST")
-            .route(web::get().to(admin::own_tenants))
-            .route(web::post().to(admin::create_own_tenant)),
-    )
-    .service(
-        path("/v1/admin/organizations", "GET, POST")
-            .route(web::get().to(admin::organizations))
-            .route(web::post().to(admin::create_organization)),
-    )
-    .service(
-        path("/v1/admin/tenants", "GET, POST")
-            .route(web::get().to(admin::tenants))
-            .route(web::post().to(admin::create_tenant)),
-    )
-    .service(
-        path("/v1/admin/{owner}/{id}/keys", "GET, POST")
-            .route(web::get().to(admin::keys))
-            .route(web::post().to(admin::create_key)),
-    )
-    .service(
-        path("/v1/admin/{owner}/{id}/keys/{key}", "DELETE")
-            .route(web::delete().to(admin::revoke_key)),
-    )
-    .service(path("/openapi.json", "GET").route(web::get().to(document)))
-    .service(path("/health/live", "GET").route(web::get().to(health::live)))
-    .service(path("/health/ready", "GET").route(web::get().to(health::ready)))
-    .default_service(web::route().to(nothing_here));
+    );
 }
 
 /// A path whose POSTs happen once when they have an `Idempotency-Key`, that answers other methods

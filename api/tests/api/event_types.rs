@@ -302,7 +302,7 @@ async fn schemas_that_reach_out_or_cost_too_much_are_refused_by_pointer() {
         (json!({"pattern": "(?=a)b"}), "/schema/pattern"),
         (json!({"pattern": "(a)\\1"}), "/schema/pattern"),
         (json!({"pattern": "("}), "/schema/pattern"),
-        (json!({"type": "strin"}), "/schema/type"),
+        (json!({"type": "text"}), "/schema/type"),
         (json!({"minimum": "1"}), "/schema/minimum"),
         (json!({"properties": {"a": 1}}), "/schema/properties/a"),
         (json!("x"), "/schema"),
@@ -384,4 +384,30 @@ async fn types_need_the_scopes_of_configuration() {
             .problem(403, "missing-scope");
     }
     server.get("/v1/event-types", &reads).await.expect(200);
+}
+
+#[tokio::test]
+async fn patterns_and_channels_match_as_the_contract_says() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    for fields in [
+        json!({"event_types": ["order.*"]}),
+        json!({"event_types": ["order"], "channels": ["eu"]}),
+        json!({"event_types": ["order.a"], "channels": ["eu", "us"]}),
+    ] {
+        tenant.endpoint(fields).await;
+    }
+    for (event_type, channels, expected) in [
+        ("order", json!([]), 0),
+        ("order", json!(["eu"]), 1),
+        ("order.a", json!([]), 1),
+        ("order.a", json!(["us", "asia"]), 2),
+        ("order.a.b", json!(["eu"]), 1),
+        ("orders.a", json!(["eu"]), 0),
+        ("Order.a", json!(["eu"]), 0),
+    ] {
+        let event = json!({"type": event_type, "payload": 1, "channels": channels});
+        let accepted = tenant.post("/v1/events", &event).await.expect(202);
+        assert_eq!(accepted["delivery_count"], expected, "{event}");
+    }
 }
