@@ -85,6 +85,10 @@ pub(crate) async fn once(
         Ok(Begun::Answered(reply)) => Ok(request.into_response(reply)),
         Ok(Begun::Ours(once)) => {
             let running = next.call(request);
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "a handler is its thread's own; it ends by itself, its connections have budgets"
+            )]
             let ended = actix_web::rt::spawn(async move { once.end(running.await?).await });
             ended.await.unwrap_or_else(|error| {
                 tracing::error!(%error, "a request panicked");
@@ -168,7 +172,7 @@ impl Once {
             tracing::error!(%error, "a reply cannot be read");
             ApiError::new(Kind::Internal, "the request was carried out")
         })?;
-        let kept = Kept::new(&head, &body);
+        let kept = Kept::write(&head, &body);
         let stored = match kept {
             Some(kept) => self.keep(&kept).await,
             None => self.give_up().await,
@@ -226,7 +230,7 @@ struct Kept {
 
 impl Kept {
     /// The bytes to keep; none, if there are too many.
-    fn new(head: &HttpResponse<()>, body: &[u8]) -> Option<Vec<u8>> {
+    fn write(head: &HttpResponse<()>, body: &[u8]) -> Option<Vec<u8>> {
         let headers = KEPT.iter().filter_map(|name| {
             let value = head.headers().get(name)?.to_str().ok()?;
             Some((name.to_string(), value.to_owned()))

@@ -20,6 +20,7 @@ mod paging;
 mod problem;
 mod request_id;
 mod routes;
+mod schemas;
 mod startup;
 
 pub use config::{Config, SETTINGS};

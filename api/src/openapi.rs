@@ -45,6 +45,7 @@ const ADMIN: &str = "admin";
     )),
     tags(
         (name = "Events", description = "What happened: published once, delivered to every matching endpoint"),
+        (name = "Event types", description = "What is known of types of events, and the schemas of their payloads"),
         (name = "Deliveries", description = "One event to one endpoint, and each attempt"),
         (name = "Endpoints", description = "Where to, what, and within which limits"),
         (name = "Replays", description = "Old events, sent again in the background"),

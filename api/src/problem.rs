@@ -225,7 +225,7 @@ pub(crate) struct Problem<'a> {
     #[schema(example = "urn:postrider:problem:invalid-fields")]
     kind: String,
     title: &'static str,
-    status: u16,
+    pub(crate) status: u16,
     /// What is wrong here, and what to do.
     detail: &'a str,
     /// One entry for each field that is wrong; absent when it is not about fields.
@@ -234,20 +234,28 @@ pub(crate) struct Problem<'a> {
     errors: &'a [FieldError],
 }
 
+impl ApiError {
+    /// As it goes out.
+    pub(crate) fn problem(&self) -> Problem<'_> {
+        let (status, _, title) = self.kind.row();
+        Problem {
+            kind: self.kind.urn(),
+            title,
+            status,
+            detail: &self.detail,
+            errors: &self.errors,
+        }
+    }
+}
+
 impl ResponseError for ApiError {
     fn status_code(&self) -> StatusCode {
         StatusCode::from_u16(self.kind.row().0).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
     fn error_response(&self) -> HttpResponse {
-        let (status, _, title) = self.kind.row();
-        let body = Problem {
-            kind: self.kind.urn(),
-            title,
-            status,
-            detail: &self.detail,
-            errors: &self.errors,
-        };
+        let body = self.problem();
+        let status = body.status;
         let mut reply = HttpResponse::build(self.status_code());
         reply.insert_header((
             header::CONTENT_TYPE,

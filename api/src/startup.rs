@@ -25,6 +25,7 @@ use crate::config::Config;
 use crate::health::Health;
 use crate::ingest::{Lane, Queues, hints, writer};
 use crate::routes::{NextSlot, State};
+use crate::schemas::Schemas;
 use crate::{metrics, request_id, routes};
 
 /// Threads that parse requests. Two: one of them may be busy with a large body.
@@ -100,6 +101,7 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     let state = web::Data::new(State {
         auth: Auth::new(pool.clone(), config.admin_token.clone()),
         slots: NextSlot::new(),
+        schemas: Schemas::new(pool.clone()),
         pool,
         queues,
         clock,

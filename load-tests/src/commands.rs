@@ -188,6 +188,7 @@ fn plan(arguments: &GenerateArguments) -> anyhow::Result<Plan> {
         },
         payload_bytes: arguments.payload_bytes,
         most: arguments.most,
+        batch: 1,
         keys: arguments.keys,
         warmup: Duration::try_from_secs_f64(arguments.warmup)?,
         measured: Duration::try_from_secs_f64(arguments.seconds)?,

@@ -4,7 +4,7 @@
 //! Not the truth: the inserting statement compares the version with the committed one, so an
 //! outdated entry costs a round, never a wrong fan-out. Each writer has its own; nothing is locked.
 //!
-//! Bounded: above [`MOST_TARGETS`] endpoints or [`MOST_TYPES`] event types it starts anew.
+//! Bounded: above [`MOST_TARGETS`] endpoints and schemas or [`MOST_TYPES`] event types it starts anew.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -36,6 +36,7 @@ pub(super) struct Configurations {
 pub(super) struct Known {
     pub(super) version: i64,
     pub(super) targets: Vec<Target>,
+    schemas: HashMap<Box<str>, i64>,
     /// By event type: positions of the endpoints whose patterns want it. A tenant with a thousand
     /// endpoints is matched once per type, not once per event.
     wanting: HashMap<Box<str>, Arc<[usize]>>,
@@ -46,8 +47,19 @@ impl Known {
         Self {
             version: configuration.version,
             targets: configuration.targets,
+            schemas: configuration.schemas,
             wanting: HashMap::new(),
         }
+    }
+
+    /// The version of the schema that payloads of a type must fit, if there is one.
+    pub(super) fn schema(&self, event_type: &str) -> Option<i64> {
+        self.schemas.get(event_type).copied()
+    }
+
+    /// How much it takes of what may be kept.
+    fn size(&self) -> usize {
+        self.targets.len() + self.schemas.len()
     }
 
     /// The endpoints that want an event.
@@ -94,7 +106,7 @@ impl Configurations {
     /// Forgets a tenant's endpoints, which turned out to be outdated. Types never change.
     pub(super) fn forget(&mut self, tenant: TenantKey) {
         if let Some(known) = self.tenants.remove(&tenant) {
-            self.target_count -= known.targets.len();
+            self.target_count -= known.size();
         }
     }
 
@@ -132,8 +144,9 @@ impl Configurations {
         if !tenants.is_empty() {
             let tenants: Vec<i32> = tenants.into_iter().collect();
             for (tenant, configuration) in ingest.load(&tenants).await? {
-                self.target_count += configuration.targets.len();
-                self.tenants.insert(tenant, Known::new(configuration));
+                let known = Known::new(configuration);
+                self.target_count += known.size();
+                self.tenants.insert(tenant, known);
             }
         }
         if !types.is_empty() {

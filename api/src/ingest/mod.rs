@@ -14,7 +14,7 @@
 //!
 //! # Invariants
 //! - D1, D2: a request is answered only after the commit that holds its event and deliveries.
-//! - Bounded: what waits (queued or being written) is limited in number and bytes; above that the
+//! - Bounded: what waits (queued or being written) is limited in number, bytes and age; above that the
 //!   answer is 503 at once, never a queue that grows.
 
 pub(crate) mod configuration;
@@ -32,6 +32,7 @@ use shared::domain::delivery::Status;
 use shared::domain::idempotency::{IdempotencyKey, KeySpace};
 use shared::domain::order::OrderKey;
 use shared::ids::TenantKey;
+use shared::runtime::clock::{BootTime, boot_time};
 use time::OffsetDateTime;
 use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
@@ -48,7 +49,7 @@ pub(crate) const MOST_FAN_OUT: usize = 1_000;
 pub(crate) const MOST_LISTED: usize = 100;
 
 /// An event that passed every check which needs no database.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NewEvent {
     pub(crate) tenant: TenantKey,
     pub(crate) event_type: Box<str>,
@@ -62,6 +63,22 @@ pub(crate) struct NewEvent {
     pub(crate) external_id: Option<Box<str>>,
     /// Under which keys it happens once.
     pub(crate) idempotency: Vec<IdempotencyKey>,
+    /// The version of its type's schema that its payload fits.
+    pub(crate) checked: Option<i64>,
+    /// The version of its tenant's configuration that it must be planned with, at least.
+    pub(crate) configuration: i64,
+}
+
+/// An event that was not checked against the schema of its type.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unchecked {
+    pub(crate) event: NewEvent,
+    /// The version of the schema that its type has.
+    pub(crate) version: i64,
+}
+
+impl Lane {
+    const ALL: [Self; 3] = [Self::Plain, Self::Keyed, Self::Ordered];
 }
 
 impl NewEvent {
@@ -112,14 +129,18 @@ pub(crate) struct AcceptedDelivery {
 }
 
 /// Why an event was not accepted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// As much waits already as may wait.
     QueueFull,
+    /// What waits has waited so long that one more would hardly be in time.
+    Stalled,
     /// The database did not take it in time; whether it will be delivered is unknown.
     Late,
     /// The event would go to this many endpoints.
     FanOut(usize),
+    /// Its type has a schema: it comes back to be checked against that.
+    Unchecked(Box<Unchecked>),
     /// The tenant has as many event types as it may have.
     Types,
     /// The tenant's endpoints change faster than they can be read.
@@ -145,6 +166,7 @@ pub(crate) struct Waiting {
     planned_with: i64,
     /// How often it was sent back for another plan, or to the other lane.
     rounds: u8,
+    since: BootTime,
     _room: Room,
 }
 
@@ -199,6 +221,36 @@ impl Queues {
         self.of(event.first_lane()).submit(event).await
     }
 
+    /// Hands events to the writers and waits until each is durable or refused. All of them, or none
+    /// when there is no room for one.
+    pub(crate) async fn submit_all(&self, events: Vec<NewEvent>) -> Result<Vec<Reply>, Refusal> {
+        let mut answers = Vec::with_capacity(events.len());
+        let mut waiting = Lane::ALL.map(|lane| (lane, Vec::new()));
+        for event in events {
+            let lane = event.first_lane();
+            let (one, answer) = self.of(lane).admit(event)?;
+            answers.push(answer);
+            for (of, list) in &mut waiting {
+                if *of == lane {
+                    list.push(one);
+                    break;
+                }
+            }
+        }
+        for (lane, list) in waiting {
+            self.of(lane).put_all(list);
+        }
+        let deadline = tokio::time::Instant::now() + self.plain.deadline;
+        let mut replies = Vec::with_capacity(answers.len());
+        for answer in answers {
+            replies.push(match tokio::time::timeout_at(deadline, answer).await {
+                Ok(Ok(reply)) => reply,
+                Ok(Err(_)) | Err(_) => Err(Refusal::Late),
+            });
+        }
+        Ok(replies)
+    }
+
     const fn of(&self, lane: Lane) -> &Queue {
         match lane {
             Lane::Plain => &self.plain,
@@ -236,21 +288,39 @@ impl Queue {
     }
 
     async fn submit(&self, event: NewEvent) -> Reply {
-        let room = self.room(event.payload.len())?;
-        let (reply, answer) = oneshot::channel();
-        let waiting = Waiting {
-            event,
-            reply,
-            id: None,
-            planned_with: 0,
-            rounds: 0,
-            _room: room,
-        };
+        let (waiting, answer) = self.admit(event)?;
         self.put(waiting);
         match tokio::time::timeout(self.deadline, answer).await {
             Ok(Ok(reply)) => reply,
             // The writer restarted, or the deadline passed: the client may send it again.
             Ok(Err(_)) | Err(_) => Err(Refusal::Late),
+        }
+    }
+
+    /// Takes room for an event, before it is put here.
+    fn admit(&self, event: NewEvent) -> Result<(Waiting, oneshot::Receiver<Reply>), Refusal> {
+        let room = self.room(event.payload.len())?;
+        if self.oldest() > self.deadline / 2 {
+            return Err(Refusal::Stalled);
+        }
+        let (reply, answer) = oneshot::channel();
+        let waiting = Waiting {
+            reply,
+            id: None,
+            planned_with: event.configuration,
+            event,
+            rounds: 0,
+            since: boot_time(),
+            _room: room,
+        };
+        Ok((waiting, answer))
+    }
+
+    /// Several at the end, next to one another.
+    fn put_all(&self, waiting: Vec<Waiting>) {
+        if !waiting.is_empty() {
+            self.lock().extend(waiting);
+            self.arrived.notify_one();
         }
     }
 
@@ -275,6 +345,13 @@ impl Queue {
     /// Waits until a request waits.
     async fn arrival(&self) {
         self.arrived.notified().await;
+    }
+
+    /// How long the first in the queue has waited.
+    fn oldest(&self) -> Duration {
+        let waiting = self.lock();
+        let first = waiting.front().filter(|first| !first.reply.is_closed());
+        first.map_or(Duration::ZERO, |first| boot_time().since(first.since))
     }
 
     fn room(&self, bytes: usize) -> Result<Room, Refusal> {
@@ -311,6 +388,8 @@ mod tests {
             order_key: None,
             external_id: None,
             idempotency: Vec::new(),
+            checked: None,
+            configuration: 0,
         }
     }
 
@@ -338,6 +417,24 @@ mod tests {
         assert_eq!(taken, 2);
         assert_eq!(queue.taken.count.load(Ordering::Relaxed), 0);
         assert_eq!(queue.taken.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_bounded_in_age_by_half_of_what_a_request_may_wait() {
+        let queue = Queue::new(Duration::from_millis(400));
+        let late = async {
+            // By the clock: age is what is tested.
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            queue.submit(event(1)).await
+        };
+
+        let (first, second) = tokio::join!(queue.submit(event(1)), late);
+
+        assert_eq!(first.unwrap_err(), Refusal::Late);
+        assert_eq!(second.unwrap_err(), Refusal::Stalled);
+        assert_eq!(queue.taken.count.load(Ordering::Relaxed), 1, "the first's");
+        // Nobody waits any more: the next one is let in.
+        assert_eq!(queue.submit(event(1)).await.unwrap_err(), Refusal::Late);
     }
 
     #[tokio::test]

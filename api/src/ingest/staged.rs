@@ -7,7 +7,9 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::configuration::Configurations;
-use super::{Accepted, AcceptedDelivery, Lane, MOST_FAN_OUT, MOST_LISTED, Refusal, Reply, Waiting};
+use super::{
+    Accepted, AcceptedDelivery, Lane, MOST_FAN_OUT, MOST_LISTED, Refusal, Reply, Unchecked, Waiting,
+};
 
 /// Rounds that an event may be sent back because its tenant's endpoints changed meanwhile.
 const MOST_ROUNDS: u8 = 20;
@@ -27,6 +29,14 @@ struct Plan {
     type_id: i32,
     config_version: i64,
     deliveries: Vec<Planned>,
+}
+
+/// Why an event has no plan.
+#[derive(Debug)]
+pub(super) enum Unplanned {
+    Refused(Refusal),
+    /// It was not checked against this version of its type's schema.
+    Unchecked(i64),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -112,14 +122,19 @@ impl Staged {
         &mut self,
         configurations: &mut Configurations,
         now: OffsetDateTime,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Unplanned> {
         let event = &self.waiting.event;
         let type_id = configurations
             .type_id(event.tenant, &event.event_type)
-            .ok_or(Refusal::Types)?;
+            .ok_or(Unplanned::Refused(Refusal::Types))?;
         let known = configurations
             .tenant(event.tenant)
-            .ok_or(Refusal::Internal)?;
+            .ok_or(Unplanned::Refused(Refusal::Internal))?;
+        if let Some(version) = known.schema(&event.event_type)
+            && event.checked != Some(version)
+        {
+            return Err(Unplanned::Unchecked(version));
+        }
         if let Some(plan) = &self.plan
             && plan.config_version == known.version
         {
@@ -127,7 +142,7 @@ impl Staged {
         }
         let targets = known.fan_out(event);
         if targets.len() > MOST_FAN_OUT {
-            return Err(Refusal::FanOut(targets.len()));
+            return Err(Unplanned::Refused(Refusal::FanOut(targets.len())));
         }
         let deliveries = targets
             .into_iter()
@@ -191,6 +206,20 @@ impl Staged {
             return None;
         }
         Some(self)
+    }
+
+    /// Answers an event that has no plan.
+    pub(super) fn turn_away(self, why: Unplanned) {
+        match why {
+            Unplanned::Refused(refusal) => self.refuse(refusal),
+            Unplanned::Unchecked(version) => {
+                let Waiting { event, reply, .. } = self.waiting;
+                let unchecked = Box::new(Unchecked { event, version });
+                if reply.send(Err(Refusal::Unchecked(unchecked))).is_err() {
+                    tracing::debug!("a request went away before its answer");
+                }
+            }
+        }
     }
 
     pub(super) fn refuse(self, refusal: Refusal) {

@@ -77,7 +77,7 @@ pub(crate) async fn run(shared: Arc<Shared>, lane: Lane, shutdown: CancellationT
         writer.shared.connected.store(false, Ordering::Relaxed);
         tracing::warn!(%error, waiting = writer.staged.len(), "the writer lost the database; trying again");
         if !error.is_transient() {
-            writer.refuse_all(Refusal::Internal);
+            writer.refuse_all();
         }
         let jittered = pause.mul_f64(0.5 + jitter::fraction() / 2.0);
         tokio::select! {
@@ -208,8 +208,8 @@ impl Writer {
         let (mut weight, mut bytes) = (0, 0);
         let mut batch = Vec::with_capacity(self.staged.len());
         while let Some(mut staged) = self.staged.pop_front() {
-            if let Err(refusal) = staged.plan(&mut self.configurations, now) {
-                staged.refuse(refusal);
+            if let Err(why) = staged.plan(&mut self.configurations, now) {
+                staged.turn_away(why);
                 continue;
             }
             if staged.lane() != self.lane {
@@ -336,9 +336,9 @@ impl Writer {
         }
     }
 
-    fn refuse_all(&mut self, refusal: Refusal) {
+    fn refuse_all(&mut self) {
         for staged in self.staged.drain(..) {
-            staged.refuse(refusal);
+            staged.refuse(Refusal::Internal);
         }
     }
 }

@@ -24,6 +24,28 @@ pub(crate) fn event() -> Value {
     })
 }
 
+pub(crate) fn published() -> Value {
+    json!({
+        "id": EVENT, "external_id": null, "type": "order.created", "created_at": CREATED, "delivery_count": 1,
+        "deliveries": [{"id": DELIVERY, "endpoint_id": ENDPOINT, "status": "pending"}],
+    })
+}
+
+/// [`published`], in a batch.
+pub(crate) fn published_item() -> Value {
+    let mut item = published();
+    item["status"] = json!(202);
+    item
+}
+
+pub(crate) fn event_type() -> Value {
+    json!({
+        "type": "order.created", "description": "A customer has ordered",
+        "schema": {"type": "object", "required": ["order"], "properties": {"order": {"type": "integer"}}},
+        "created_at": CREATED, "updated_at": CREATED,
+    })
+}
+
 pub(crate) fn delivery() -> Value {
     json!({
         "id": DELIVERY, "event_id": EVENT, "endpoint_id": ENDPOINT, "status": "failed", "created_at": CREATED,

@@ -9,7 +9,7 @@ use shared::domain::idempotency;
 use shared::domain::replay::{NotReplayable, ReplayStatus};
 use shared::ids;
 use shared::policy::payload::MOST_PATH;
-use utoipa::openapi::schema::{AdditionalProperties, Array, Object, OneOf, Type};
+use utoipa::openapi::schema::{AdditionalProperties, Array, Object, OneOf, SchemaType, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
@@ -80,6 +80,12 @@ schemas! {
     /// The name of a channel: at most 128 bytes.
     Channel = text(1, 128, NO_CONTROL);
     Description = text(0, 1_024, NO_CONTROL);
+    EventTypeName = text(1, 128, r"^[a-zA-Z0-9._-]{1,128}$");
+    /// A JSON Schema (2020-12): an object, or `true` or `false`.
+    JsonSchema = Object::builder()
+        .schema_type(SchemaType::from_iter([Type::Object, Type::Boolean]))
+        .description(Some("A JSON Schema (2020-12)"))
+        .build();
     /// An event type, or a prefix like `order.*`.
     EventTypePattern = text(1, 128, r"^[a-zA-Z0-9._-]+(\.\*)?$");
     /// Of an answer: not 410 and 429, which have a meaning of their own.

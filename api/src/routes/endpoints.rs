@@ -19,8 +19,8 @@ use uuid::Uuid;
 use super::endpoint_document::{
     self as document, CreatedEndpoint, Document, EndpointPatch, NewEndpoint, Rules,
 };
-use super::{App, State, endpoint_secrets as secrets, json as reply, path_id};
 use super::etag::{self, Condition};
+use super::{App, State, endpoint_secrets as secrets, json as reply, path_id};
 use crate::auth::{Caller, Scope};
 use crate::json::{self, Fields};
 use crate::openapi::refused::{self, Refused};

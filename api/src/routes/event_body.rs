@@ -1,4 +1,4 @@
-//! The body of `POST /v1/events`: one pass on the way in, and a second, slow one that explains what
+//! The body of `POST /v1/events`, and each item of a batch: one pass on the way in, and a second, slow one that explains what
 //! was wrong with a body that did not pass.
 //!
 //! # Invariants
@@ -66,19 +66,34 @@ pub(super) struct Body<'a> {
     external_id: Option<Cow<'a, str>>,
 }
 
-/// Reads and checks an event. `most_bytes` is the operator's limit on a payload, `now` the
-/// database's time.
+/// What an event is checked against, besides itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) tenant: TenantKey,
+    /// The operator's limit on a payload.
+    pub(crate) most_bytes: usize,
+    /// The database's time.
+    pub(crate) now: OffsetDateTime,
+}
+
+/// Reads and checks an event: `json`, a part of the body that came in. Errors point into `base`.
 pub(crate) fn parse(
     body: &Bytes,
-    tenant: TenantKey,
-    most_bytes: usize,
-    now: OffsetDateTime,
+    json: &[u8],
+    rules: Rules,
+    base: &str,
 ) -> Result<NewEvent, ApiError> {
-    if body.trim_ascii_start().first() == Some(&b'[') {
+    let Rules {
+        tenant,
+        most_bytes,
+        now,
+    } = rules;
+    if json.trim_ascii_start().first() == Some(&b'[') {
         // serde would take a list for a struct's fields in their order.
-        return Err(no_object());
+        return Err(no_object(base));
     }
-    let parsed: Body<'_> = serde_json::from_slice(body).map_err(|error| explain(body, &error))?;
+    let parsed: Body<'_> =
+        serde_json::from_slice(json).map_err(|error| explain(json, &error, base))?;
     let payload = parsed.payload.get().as_bytes();
     if payload.len() > most_bytes {
         let detail = format!(
@@ -91,7 +106,7 @@ pub(crate) fn parse(
     let mut check = |pointer: &str, problem: Option<String>| {
         if let Some(detail) = problem {
             errors.push(FieldError {
-                pointer: pointer.to_owned(),
+                pointer: format!("{base}{pointer}"),
                 detail,
             });
         }
@@ -130,6 +145,8 @@ pub(crate) fn parse(
         external_id: external_id.map(Box::from),
         event_type: parsed.event_type.into(),
         channels: parsed.channels.unwrap_or_default(),
+        checked: None,
+        configuration: 0,
     })
 }
 
@@ -182,27 +199,28 @@ fn instant(text: &str) -> Result<OffsetDateTime, String> {
     json::instant(text).ok_or_else(|| NOT_AN_INSTANT.to_owned())
 }
 
-fn no_object() -> ApiError {
+fn no_object(base: &str) -> ApiError {
+    let what = if base.is_empty() { "the body" } else { "it" };
     ApiError::fields(vec![FieldError {
-        pointer: String::new(),
-        detail: "the body must be a JSON object".to_owned(),
+        pointer: base.to_owned(),
+        detail: format!("{what} must be a JSON object"),
     }])
 }
 
 /// Why a body is not an event: every field that is wrong, not only the first.
-fn explain(body: &[u8], error: &serde_json::Error) -> ApiError {
+fn explain(body: &[u8], error: &serde_json::Error, base: &str) -> ApiError {
     if !error.is_data() {
         return malformed(error);
     }
     let fields: BTreeMap<String, &RawValue> = match serde_json::from_slice(body) {
         Ok(fields) => fields,
-        Err(other) if other.is_data() => return no_object(),
+        Err(other) if other.is_data() => return no_object(base),
         Err(other) => return malformed(&other),
     };
     let mut errors = Vec::new();
     let mut wrong = |name: &str, detail: &str| {
         errors.push(FieldError {
-            pointer: format!("/{}", name.replace('~', "~0").replace('/', "~1")),
+            pointer: format!("{base}/{}", name.replace('~', "~0").replace('/', "~1")),
             detail: detail.to_owned(),
         });
     };
@@ -247,7 +265,7 @@ fn explain(body: &[u8], error: &serde_json::Error) -> ApiError {
     if errors.is_empty() {
         // Such as the same field twice.
         errors.push(FieldError {
-            pointer: String::new(),
+            pointer: base.to_owned(),
             detail: error.to_string(),
         });
     }

@@ -18,13 +18,16 @@ use super::delivery_document::Delivery;
 use super::{App, event_body, json as reply, path_id};
 use crate::auth::Scope;
 use crate::idempotency;
-use crate::ingest::{Accepted, Refusal};
+use crate::ingest::{Accepted, NewEvent, Refusal};
 use crate::instant::Instant;
 use crate::metrics;
 use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
 use crate::paging::{List, PageParams, Query, RangeParams};
 use crate::problem::{ApiError, Kind};
+
+/// How often an event may be checked because its type's schema changed meanwhile.
+pub(super) const MOST_CHECKS: u32 = 5;
 
 /// Publish an event
 ///
@@ -37,11 +40,7 @@ use crate::problem::{ApiError, Kind};
         "type": "order.created", "payload": {"id": 1, "total": "49.90"}, "channels": ["eu"],
     })),
     responses(
-        (status = 202, description = "Stored, with the first 100 deliveries", body = Published<'_>, example = json!({
-            "id": example::EVENT, "external_id": null, "type": "order.created", "created_at": example::CREATED,
-            "delivery_count": 1,
-            "deliveries": [{"id": example::DELIVERY, "endpoint_id": example::ENDPOINT, "status": "pending"}],
-        })),
+        (status = 202, description = "Stored, with the first 100 deliveries", body = Published<'_>, example = json!(example::published())),
         Refused<(refused::Key, refused::Once, refused::Body, refused::Limit, refused::Storage, refused::Queue)>,
     )
 )]
@@ -56,10 +55,15 @@ pub(super) async fn publish(
     let most = app.config.max_payload;
     let body =
         crate::json::read(&request, payload, most.saturating_add(event_body::ENVELOPE)).await?;
-    let mut event = event_body::parse(&body, caller.tenant, most, app.clock.now())?;
+    let rules = event_body::Rules {
+        tenant: caller.tenant,
+        most_bytes: most,
+        now: app.clock.now(),
+    };
+    let mut event = event_body::parse(&body, &body, rules, "")?;
     event.idempotency.extend(idempotency::key(&request, &body)?);
     let (event_type, external_id) = (event.event_type.clone(), event.external_id.clone());
-    let accepted = app.queues.submit(event).await.map_err(refused)?;
+    let accepted = submit(&app, event).await?;
     metrics::EVENTS_ACCEPTED.inc();
     metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());
     let mut reply = Vec::with_capacity(512);
@@ -77,6 +81,21 @@ pub(super) async fn publish(
             header::HeaderValue::from_static("application/json"),
         ))
         .body(reply))
+}
+
+/// Hands an event to the writers, and checks it when its type has a schema.
+async fn submit(app: &App, mut event: NewEvent) -> Result<Accepted, ApiError> {
+    app.schemas.check_ahead(&mut event);
+    for _round in 0..MOST_CHECKS {
+        match app.queues.submit(event).await {
+            Err(Refusal::Unchecked(unchecked)) => {
+                event = app.schemas.check(*unchecked, "").await?;
+            }
+            Ok(accepted) => return Ok(accepted),
+            Err(refusal) => return Err(refused(refusal)),
+        }
+    }
+    Err(refused(Refusal::Restless))
 }
 
 /// List events
@@ -236,15 +255,17 @@ impl Document {
 /// An event that is stored, and the first of its deliveries.
 #[derive(Serialize, ToSchema)]
 #[schema(as = PublishedEvent)]
-struct Published<'a> {
+pub(super) struct Published<'a> {
     #[schema(value_type = schema::EventId)]
     id: EventId,
     #[schema(required)]
     external_id: Option<&'a str>,
     #[serde(rename = "type")]
+    #[schema(example = "order.created")]
     event_type: &'a str,
     created_at: Instant,
     delivery_count: usize,
+    /// The first 100.
     #[serde(serialize_with = "listed")]
     #[schema(value_type = Vec<PublishedDelivery>, max_items = 100)]
     deliveries: &'a Accepted,
@@ -262,7 +283,11 @@ struct PublishedDelivery {
 }
 
 impl<'a> Published<'a> {
-    fn new(accepted: &'a Accepted, event_type: &'a str, external_id: Option<&'a str>) -> Self {
+    pub(super) fn new(
+        accepted: &'a Accepted,
+        event_type: &'a str,
+        external_id: Option<&'a str>,
+    ) -> Self {
         Self {
             id: EventId(accepted.id),
             external_id,
@@ -288,11 +313,15 @@ fn listed<S: Serializer>(accepted: &&Accepted, out: S) -> Result<S::Ok, S::Error
 }
 
 /// What a refusal of the writer says to the client.
-fn refused(refusal: Refusal) -> ApiError {
+pub(super) fn refused(refusal: Refusal) -> ApiError {
     match refusal {
         Refusal::QueueFull => ApiError::new(
             Kind::Overloaded,
             "more events wait to be stored than may wait; nothing was stored",
+        ),
+        Refusal::Stalled => ApiError::new(
+            Kind::Overloaded,
+            "the database has not taken events for a while; nothing was stored",
         ),
         Refusal::Late => ApiError::new(
             Kind::Unavailable,
@@ -312,9 +341,9 @@ fn refused(refusal: Refusal) -> ApiError {
                 shared::store::ingest::MAX_TYPES
             ),
         ),
-        Refusal::Restless => ApiError::new(
+        Refusal::Unchecked(_) | Refusal::Restless => ApiError::new(
             Kind::Overloaded,
-            "the endpoints change faster than they can be read; nothing was stored",
+            "the configuration changes faster than it can be read; nothing was stored",
         ),
         Refusal::Mismatch(space) => idempotency::mismatch(space),
         Refusal::NotStorable => ApiError::new(Kind::NotStorable, "the database refuses this event"),

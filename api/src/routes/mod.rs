@@ -11,7 +11,9 @@ mod endpoint_secrets;
 mod endpoint_test;
 mod endpoints;
 mod etag;
+mod event_batch;
 mod event_body;
+mod event_types;
 mod events;
 mod health;
 mod replays;
@@ -33,6 +35,7 @@ use crate::config::Config;
 use crate::idempotency;
 use crate::ingest::Queues;
 use crate::problem::{ApiError, Kind};
+use crate::schemas::Schemas;
 
 /// What every handler can reach.
 pub(crate) struct State {
@@ -40,6 +43,7 @@ pub(crate) struct State {
     pub(crate) pool: Pool,
     pub(crate) auth: Arc<Auth>,
     pub(crate) queues: Arc<Queues>,
+    pub(crate) schemas: Schemas,
     pub(crate) clock: Arc<DatabaseClock>,
     pub(crate) health: Arc<crate::health::Health>,
     pub(crate) slots: endpoints::NextSlot,
@@ -86,9 +90,12 @@ macro_rules! routes {
 
 routes! {
     bare_path "/v1/events": GET events::list, POST events::publish;
+    bare_path "/v1/events/batch": POST event_batch::publish;
     path "/v1/events/{id}": GET events::show;
     path "/v1/events/{id}/payload": GET events::payload;
     path "/v1/events/{id}/deliveries": GET events::deliveries;
+    path "/v1/event-types": GET event_types::list;
+    path "/v1/event-types/{type}": GET event_types::show, PUT event_types::declare, DELETE event_types::take_back;
     path "/v1/deliveries": GET deliveries::list;
     path "/v1/deliveries/{id}": GET deliveries::show;
     path "/v1/deliveries/{id}/attempts": GET deliveries::attempts;

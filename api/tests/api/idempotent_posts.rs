@@ -216,86 +216,52 @@ async fn a_claim_that_a_dead_process_left_is_free_after_seconds() {
     assert!(row.get::<_, bool>(0) && row.get::<_, bool>(1));
 }
 
+/// Posts twice with one key: one reply. With another body: none.
+async fn assert_runs_once(server: &Server, path: &str, api_key: &str, body: &Value) {
+    let first = keyed(server, path, api_key, path, body).await;
+    assert!(first.status.is_success(), "{path} {}", first.json());
+
+    let second = keyed(server, path, api_key, path, body).await;
+
+    assert_eq!(
+        (second.status, &second.bytes),
+        (first.status, &first.bytes),
+        "{path}"
+    );
+    keyed(server, path, api_key, path, &json!({"name": "y"}))
+        .await
+        .problem(422, "idempotency-mismatch");
+}
+
 #[tokio::test]
 async fn every_post_of_the_api_takes_a_key_and_runs_once() {
     let (database, server) = world().await;
     let tenant = server.tenant("acme").await;
+    let (named, nothing) = (json!({"name": "x"}), json!({}));
     let endpoint = text(&tenant.endpoint(json!({})).await["id"]);
     let delivery = text(&tenant.publishes("a", &json!(1)).await["deliveries"][0]["id"]);
-    let organization = json!({"name": "Initech"});
-    let organization = keyed(
-        &server,
+    for path in [
         "/v1/admin/organizations",
-        ADMIN,
-        "o",
-        &organization,
-    )
-    .await
-    .expect(201);
-    let keys = format!("/v1/admin/organizations/{}/keys", text(&organization["id"]));
-    let owner = text(
-        &server
-            .post(&keys, ADMIN, &json!({"name": "all"}))
-            .await
-            .expect(201)["key"],
-    );
-    let nothing = json!({});
-    let named = json!({"name": "x"});
-    for (n, (path, key, body)) in [
-        ("/v1/admin/organizations".to_owned(), ADMIN, &named),
-        ("/v1/admin/tenants".to_owned(), ADMIN, &named),
-        (
-            format!("/v1/admin/tenants/{}/keys", tenant.id),
-            ADMIN,
-            &named,
-        ),
-        ("/v1/tenants".to_owned(), &owner, &named),
-        (
-            format!("/v1/endpoints/{endpoint}/secret/rotate"),
-            &tenant.key,
-            &nothing,
-        ),
-        (
-            format!("/v1/endpoints/{endpoint}/secret/revoke"),
-            &tenant.key,
-            &nothing,
-        ),
-        (
-            format!("/v1/endpoints/{endpoint}/disable"),
-            &tenant.key,
-            &nothing,
-        ),
-        (
-            format!("/v1/endpoints/{endpoint}/enable"),
-            &tenant.key,
-            &nothing,
-        ),
-        (
-            format!("/v1/deliveries/{delivery}/cancel"),
-            &tenant.key,
-            &nothing,
-        ),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let idempotency = format!("k{n}");
-        let first = keyed(&server, &path, key, &idempotency, body).await;
-        assert!(first.status.is_success(), "{path} {}", first.json());
-
-        let second = keyed(&server, &path, key, &idempotency, body).await;
-
-        assert_eq!(
-            (second.status, &second.bytes),
-            (first.status, &first.bytes),
-            "{path}"
-        );
-        let other = json!({"name": "y"});
-        keyed(&server, &path, key, &idempotency, &other)
-            .await
-            .problem(422, "idempotency-mismatch");
+        "/v1/admin/tenants",
+        &format!("/v1/admin/tenants/{}/keys", tenant.id),
+    ] {
+        assert_runs_once(&server, path, ADMIN, &named).await;
     }
+    for path in [
+        format!("/v1/endpoints/{endpoint}/secret/rotate"),
+        format!("/v1/endpoints/{endpoint}/secret/revoke"),
+        format!("/v1/endpoints/{endpoint}/disable"),
+        format!("/v1/endpoints/{endpoint}/enable"),
+        format!("/v1/deliveries/{delivery}/cancel"),
+    ] {
+        assert_runs_once(&server, &path, &tenant.key, &nothing).await;
+    }
+    let organizations = server.get("/v1/admin/organizations", ADMIN).await;
+    let organization = text(&organizations.expect(200)["data"][0]["id"]);
+    let keys = format!("/v1/admin/organizations/{organization}/keys");
+    let owner = server.post(&keys, ADMIN, &named).await.expect(201);
+    assert_runs_once(&server, "/v1/tenants", &text(&owner["key"]), &named).await;
     let session = database.session().await;
-    assert_eq!(count(&session, "organizations").await, 2);
+    assert_eq!(count(&session, "organizations").await, 1);
     assert_eq!(count(&session, "tenants").await, 3);
 }

@@ -263,8 +263,8 @@ async fn keys_shared_by_many_clients_in_any_order_end_without_deadlock() {
         let mut ids = Vec::new();
         for n in 0..30 {
             // Each client walks the same keys in its own direction.
-            let n = if c % 2 == 0 { n } else { 29 - n };
-            let server = if c % 3 == 0 { &one } else { &two };
+            let n = if c.is_multiple_of(2) { n } else { 29 - n };
+            let server = if c.is_multiple_of(3) { &one } else { &two };
             let body = json!({"type": "a", "payload": n, "external_id": format!("x{n}")});
             let reply = keyed(server, &tenant, &format!("k{n}"), &body.to_string()).await;
             ids.push(text(&reply.expect(202)["id"]));

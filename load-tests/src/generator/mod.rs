@@ -64,7 +64,9 @@ pub struct Plan {
     pub connections: usize,
     pub pace: Pace,
     pub payload_bytes: usize,
-    /// The most events that are posted.
+    /// Events in one request; more than 1: the targets take batches.
+    pub batch: usize,
+    /// The most requests that are posted.
     pub most: Option<usize>,
     /// How many ordering keys there are, each always posted by the same connection, one event after
     /// the other; 0: none. Key k belongs to target k − 1, modulo the targets.
@@ -96,7 +98,7 @@ impl Generator {
             templates: plan
                 .targets
                 .iter()
-                .map(|it| Template::new(it, plan.payload_bytes, plan.keys > 0))
+                .map(|it| Template::new(it, plan.payload_bytes, (plan.keys > 0, plan.batch)))
                 .collect(),
             turn: AtomicUsize::new(0),
             tally: Mutex::new(Tally::new(window.clone())),

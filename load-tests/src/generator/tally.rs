@@ -61,11 +61,21 @@ impl Tally {
             });
             return false;
         }
-        report.accepted += 1;
-        report.deliveries += reply::delivery_count(reply.body).unwrap_or(0);
-        self.accepted_ids.extend(reply::event_id(reply.body));
+        let mut accepted = 1;
+        if reply::is_batch(reply.body) {
+            accepted = 0;
+            for (id, deliveries) in reply::batch(reply.body) {
+                accepted += 1;
+                report.deliveries += deliveries;
+                self.accepted_ids.push(id);
+            }
+        } else {
+            report.deliveries += reply::delivery_count(reply.body).unwrap_or(0);
+            self.accepted_ids.extend(reply::event_id(reply.body));
+        }
+        report.accepted += accepted;
         if self.window.contains(&replied_ns) {
-            report.accepted_in_window += 1;
+            report.accepted_in_window += accepted;
         }
         if self.window.contains(&due_ns) {
             self.latencies.record(due_ns, replied_ns);

@@ -22,6 +22,7 @@ fn plan(addr: SocketAddr, path: &str, pace: Pace) -> Plan {
         pace,
         payload_bytes: 512,
         most: None,
+        batch: 1,
         keys: 0,
         warmup: Duration::from_millis(50),
         measured: Duration::from_millis(300),

@@ -42,6 +42,7 @@ pub(super) async fn calibrate(dir: &Path, receiver: SocketAddr) -> anyhow::Resul
         connections: 64,
         pace: Pace::Closed { backlog: None },
         payload_bytes: 512,
+        batch: 1,
         most: None,
         keys: 0,
         warmup: Duration::from_millis(200),

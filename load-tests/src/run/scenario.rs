@@ -63,6 +63,8 @@ pub(super) fn all() -> Vec<Scenario> {
         rate_limit(),
         ordered(),
         throttle(),
+        ingest_single(),
+        ingest_batch(),
     ]
 }
 
@@ -251,6 +253,36 @@ fn throttle() -> Scenario {
                 events: 100,
                 most: 10,
                 window_seconds: 60,
+            },
+        )
+    }
+}
+
+fn ingest_single() -> Scenario {
+    Scenario {
+        verify: Verify::Sample,
+        ..scripted(
+            "ingest-single",
+            "events per second that are accepted, one per request, while no worker runs",
+            Script::Ingest {
+                batch: 1,
+                connections: 256,
+                floor: 10_000.0,
+            },
+        )
+    }
+}
+
+fn ingest_batch() -> Scenario {
+    Scenario {
+        verify: Verify::Sample,
+        ..scripted(
+            "ingest-batch",
+            "events per second that are accepted, a thousand per request, while no worker runs",
+            Script::Ingest {
+                batch: 1_000,
+                connections: 8,
+                floor: 30_000.0,
             },
         )
     }

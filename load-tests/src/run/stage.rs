@@ -70,6 +70,7 @@ impl<'r> Stage<'r> {
             pace,
             payload_bytes: self.scenario.payload_bytes,
             most: None,
+            batch: 1,
             keys: 0,
             warmup: Duration::ZERO,
             measured,

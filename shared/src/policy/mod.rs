@@ -13,6 +13,7 @@
 //! - [`postback`], [`payload`]: requests made of a payload's fields.
 //! - [`redaction`]: what of a payload people never see.
 //! - [`signing`]: what a receiver checks.
+//! - [`event_schema`]: which schemas of payloads are taken.
 
 pub mod address;
 pub mod backoff;
@@ -20,6 +21,7 @@ pub mod breaker;
 pub mod bucket;
 pub mod classify;
 pub mod decide;
+pub mod event_schema;
 pub mod headers;
 mod instant;
 pub mod limit;

@@ -88,6 +88,14 @@ LEFT JOIN LATERAL (
   SELECT e.id, e.public_id, e.slot, e.state, e.backlog_full, e.event_types, e.channels, e.ordered
   FROM endpoints e WHERE e.tenant_id = t.id AND e.state <> 3 OFFSET 0) e ON true";
 
+/// The types of tenants that have a schema. Asked after [`LOAD`]: of a later change the version tells.
+/// Uses `event_types_schema`.
+const SCHEMAS: &str = "
+SELECT t.tenant_id, t.name, t.schema_version FROM unnest($1::int4[]) AS u(id)
+CROSS JOIN LATERAL (
+  SELECT t.tenant_id, t.name, t.schema_version FROM event_types t
+  WHERE t.tenant_id = u.id AND t.schema IS NOT NULL OFFSET 0) t";
+
 /// Makes the types that do not exist. In the order of the unique index: no deadlock between writers.
 const ADD_TYPES: &str = "
 INSERT INTO event_types (tenant_id, name)
@@ -128,6 +136,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("ingest.claim", keyed::CLAIM),
     ("ingest.insert_keyed", keyed::INSERT_KEYED),
     ("ingest.load", LOAD),
+    ("ingest.schemas", SCHEMAS),
     ("ingest.add_types", ADD_TYPES),
     ("ingest.find_types", FIND_TYPES),
     ("ingest.stored", STORED),
@@ -174,6 +183,8 @@ pub struct Configuration {
     pub version: i64,
     /// All that are not deleted.
     pub targets: Vec<Target>,
+    /// By event type that has one, the version of its schema.
+    pub schemas: HashMap<Box<str>, i64>,
 }
 
 /// An event that exists, as its reply shows it.
@@ -204,6 +215,7 @@ pub struct Ingest {
     claim: Statement,
     insert_keyed: Statement,
     load: Statement,
+    schemas: Statement,
     add_types: Statement,
     find_types: Statement,
     stored: Statement,
@@ -225,6 +237,7 @@ impl Ingest {
                 session.prepare(keyed::CLAIM).await?,
                 session.prepare(keyed::INSERT_KEYED).await?,
                 session.prepare(LOAD).await?,
+                session.prepare(SCHEMAS).await?,
                 session.prepare(ADD_TYPES).await?,
                 session.prepare(FIND_TYPES).await?,
                 session.prepare(STORED).await?,
@@ -236,6 +249,7 @@ impl Ingest {
             claim,
             insert_keyed,
             load,
+            schemas,
             add_types,
             find_types,
             stored,
@@ -247,6 +261,7 @@ impl Ingest {
             claim,
             insert_keyed,
             load,
+            schemas,
             add_types,
             find_types,
             stored,
@@ -288,6 +303,7 @@ impl Ingest {
                 .or_insert(Configuration {
                     version: row.try_get(1)?,
                     targets: Vec::new(),
+                    schemas: HashMap::new(),
                 });
             if let Some(key) = row.try_get::<_, Option<i64>>(2)? {
                 configuration.targets.push(Target {
@@ -299,6 +315,13 @@ impl Ingest {
                     channels: row.try_get(8)?,
                     ordered: row.try_get(9)?,
                 });
+            }
+        }
+        let rows = within(CALL_BUDGET, self.session.query(&self.schemas, &[&tenants])).await?;
+        for row in rows {
+            if let Some(configuration) = found.get_mut(&TenantKey(row.try_get(0)?)) {
+                let name: String = row.try_get(1)?;
+                configuration.schemas.insert(name.into(), row.try_get(2)?);
             }
         }
         Ok(found)

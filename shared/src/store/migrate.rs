@@ -62,6 +62,7 @@ pub const MIGRATIONS: &[Migration] = migrations![
     (11, "add_replays", "0011_add_replays.sql"),
     (12, "add_external_ids", "0012_add_external_ids.sql"),
     (13, "add_claims", "0013_add_claims.sql"),
+    (14, "add_event_schemas", "0014_add_event_schemas.sql"),
 ];
 
 /// The schema that this program reads and writes.

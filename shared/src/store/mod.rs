@@ -18,6 +18,7 @@ pub mod endpoint_runtime;
 pub mod endpoint_secrets;
 pub mod endpoints;
 pub mod error;
+pub mod event_types;
 pub mod events;
 pub mod health;
 pub mod ingest;
@@ -61,6 +62,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         attempts::STATEMENTS,
         deliveries::STATEMENTS,
         endpoints::STATEMENTS,
+        event_types::STATEMENTS,
         events::STATEMENTS,
         health::STATEMENTS,
         ingest::STATEMENTS,

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::StoreError;
 use crate::domain::idempotency::IdempotencyKey;
+use crate::ids::TenantKey;
 
 /// How long a request may run before another one with its key begins anew. Longer than any request
 /// runs, and short for one whose process died.
@@ -25,6 +26,14 @@ INSERT INTO idempotency_keys AS k (tenant_id, key, body_hash, claim, expires_at)
 VALUES ($1, $2, $3, $4, now() + $5::float8 * interval '1 s')
 ON CONFLICT (tenant_id, key) DO UPDATE
 SET body_hash = excluded.body_hash, claim = excluded.claim, expires_at = excluded.expires_at, event_id = NULL, reply = NULL
+WHERE k.expires_at <= now()";
+
+/// As [`CLAIM`], of a batch of events, each of which has its own key too: nothing runs out before.
+const CLAIM_BATCH: &str = "
+INSERT INTO idempotency_keys AS k (tenant_id, key, body_hash, expires_at)
+VALUES ($1, $2, $3, now() + interval '24 h')
+ON CONFLICT (tenant_id, key) DO UPDATE
+SET body_hash = excluded.body_hash, expires_at = excluded.expires_at, event_id = NULL, reply = NULL, claim = NULL
 WHERE k.expires_at <= now()";
 
 /// Uses `idempotency_keys_pkey`.
@@ -43,6 +52,7 @@ const GIVE_UP: &str =
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("replies.claim", CLAIM),
+    ("replies.claim_batch", CLAIM_BATCH),
     ("replies.find", FIND),
     ("replies.keep", KEEP),
     ("replies.give_up", GIVE_UP),
@@ -116,6 +126,29 @@ pub async fn claim(
     }
     let reply: Option<Vec<u8>> = row.try_get(1)?;
     Ok(reply.map_or(Claimed::Running, Claimed::Answered))
+}
+
+/// Claims the key of a batch of events: whether it stands for this batch. The reply is that of the
+/// batch's events, each of which is claimed by its place in it, with its event.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn claim_batch(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    key: &IdempotencyKey,
+) -> Result<bool, StoreError> {
+    let fingerprint = &key.fingerprint[..];
+    let inserted = client
+        .execute(CLAIM_BATCH, &[&tenant.0, &key.stored, &fingerprint])
+        .await?;
+    if inserted == 1 {
+        return Ok(true);
+    }
+    let row = client
+        .query_opt(FIND, &[&tenant.0, &key.stored, &fingerprint])
+        .await?;
+    Ok(row.map(|row| row.try_get(0)).transpose()?.unwrap_or(true))
 }
 
 /// Ends a claim with a reply, which is given again for a day. Not, if the claim expired before.

@@ -1,6 +1,7 @@
 //! Scenarios that do more than one thing after the other, each with what it has to show.
 
 mod hot_tenant;
+mod ingest;
 mod large_payloads;
 mod ordered;
 mod phases;
@@ -54,6 +55,13 @@ pub(super) enum Script {
     RateLimit {
         per_second: f64,
         burst: u32,
+    },
+    Ingest {
+        /// Events in one request.
+        batch: usize,
+        connections: usize,
+        /// Events per second that have to be accepted.
+        floor: f64,
     },
     Ordered {
         keys: u32,
@@ -111,6 +119,11 @@ pub(super) async fn play(script: Script, stage: &mut Stage<'_>) -> anyhow::Resul
         Script::RateLimit { per_second, burst } => {
             rate_limit::play(stage, per_second, f64::from(burst)).await
         }
+        Script::Ingest {
+            batch,
+            connections,
+            floor,
+        } => ingest::play(stage, (batch, connections), floor).await,
         Script::Ordered { keys } => ordered::play(stage, keys).await,
         Script::Throttle {
             events,
@@ -146,7 +159,8 @@ impl Script {
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
             | Self::LargePayloads { .. }
-            | Self::RateLimit { .. } => self,
+            | Self::RateLimit { .. }
+            | Self::Ingest { .. } => self,
         }
     }
 
@@ -158,6 +172,7 @@ impl Script {
             Self::HotTenant { .. } => (2, 10),
             Self::Recovery { .. } => (1, 2),
             Self::RateLimit { .. } => (8, 3),
+            Self::Ingest { .. } => (20, 10),
             Self::Ordered { .. } => (5, 2),
             Self::Throttle { .. } => (1, 1),
         }
@@ -173,6 +188,7 @@ impl Script {
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
             | Self::HotTenant { .. }
+            | Self::Ingest { .. }
             | Self::Throttle { .. } => 3.0,
         }
     }
@@ -186,6 +202,7 @@ impl Script {
             | Self::LargePayloads { .. }
             | Self::HotTenant { .. }
             | Self::RateLimit { .. }
+            | Self::Ingest { .. }
             | Self::Ordered { .. }
             | Self::Throttle { .. } => None,
         }
@@ -202,6 +219,7 @@ impl Script {
             | Self::HotTenant { .. }
             | Self::Recovery { .. }
             | Self::RateLimit { .. }
+            | Self::Ingest { .. }
             | Self::Ordered { .. }
             | Self::Throttle { .. } => Vec::new(),
         }

@@ -58,9 +58,10 @@ WHERE k.expires_at <= now()";
 /// endpoints in `ready_ordered`, and without the events that are not the first of their keys. An event
 /// that is not inserted leaves a gap in the numbers.
 ///
-/// `held`: what each key stands for now. `taken`: by the event, what answers instead of it: another
-/// event, or a body that is not the same. `again`: it is answered by one of this batch that will not
-/// be inserted itself. Uses `idempotency_keys_pkey`.
+/// `held`: what each key stands for now. `lost`: events with a key that stands for another one; what
+/// they claimed stands for nothing. `taken`: by the event, what answers instead of it: another event,
+/// or a body that is not the same. `again`: its keys stand for events of this batch that are lost.
+/// Uses `idempotency_keys_pkey`.
 pub(super) const INSERT_KEYED: &str = "
 WITH ev AS MATERIALIZED (
   SELECT x.*, CASE WHEN x.order_key IS NOT NULL THEN nextval('order_seq') END AS order_seq FROM (
@@ -79,11 +80,14 @@ held AS MATERIALIZED (
   CROSS JOIN LATERAL (
     SELECT k.ctid AS place, k.xmin = pg_current_xact_id()::xid AS now, k.event_id, k.body_hash = c.hash AS same
     FROM idempotency_keys k WHERE k.tenant_id = c.tenant_id AND k.key = c.key OFFSET 0) k),
+others AS MATERIALIZED (
+  SELECT ord, key, event_id, same AND event_id IS NOT NULL AS same FROM held WHERE NOT mine AND ord IN (SELECT ord FROM known)),
+lost AS MATERIALIZED (SELECT ($1::uuid[])[ord] AS id FROM others),
 taken AS MATERIALIZED (
-  SELECT DISTINCT ON (ord) ord, event_id, key, same AND event_id IS NOT NULL AS same
-  FROM held WHERE NOT mine AND ord IN (SELECT ord FROM known) ORDER BY ord, key COLLATE \"C\"),
-again AS MATERIALIZED (
-  SELECT ord FROM taken WHERE event_id IN (SELECT ($1::uuid[])[ord] FROM taken)),
+  SELECT DISTINCT ON (ord) ord, event_id, key, same, open FROM (
+    SELECT o.*, coalesce(o.event_id IN (SELECT id FROM lost), false) AS open FROM others o OFFSET 0) x
+  ORDER BY ord, open, key COLLATE \"C\"),
+again AS MATERIALIZED (SELECT ord FROM taken WHERE open),
 fresh AS MATERIALIZED (
   SELECT * FROM (SELECT known.*, known.ord IN (SELECT ord FROM taken) AS taken FROM known OFFSET 0) x WHERE NOT taken),
 made AS (

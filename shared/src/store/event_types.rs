@@ -1,0 +1,201 @@
+//! Types of events: what a tenant says of them, and their schemas.
+//!
+//! Not here: rows that ingest makes at the first use of a type ([`super::ingest`]).
+//!
+//! # Invariants
+//! - Every change raises `tenants.config_version` in its own transaction, so an event that was checked
+//!   against an older schema is checked again before it is stored.
+//! - A row stays for good: events refer to it. What was taken back and is not used is not shown.
+//! - S3: every statement names the tenant.
+
+use time::OffsetDateTime;
+use tokio_postgres::{GenericClient, Row};
+
+use super::StoreError;
+use super::ingest::MAX_TYPES;
+use crate::ids::TenantKey;
+
+/// A type is shown when it was declared, or when an event has it. Uses `event_types_pkey`, newest
+/// first, and `events_type`.
+const PAGE: &str = "
+SELECT t.id, t.name, t.description, t.schema, t.created_at, coalesce(t.updated_at, t.created_at)
+FROM event_types t
+WHERE t.tenant_id = $1 AND t.id < $2 AND (t.declared_at IS NOT NULL OR EXISTS (
+  SELECT FROM events e WHERE e.tenant_id = $1 AND e.type_id = t.id))
+ORDER BY t.id DESC LIMIT $3";
+
+/// As [`PAGE`], one. Uses `event_types_tenant_id_name_key`.
+const FIND: &str = "
+SELECT t.id, t.name, t.description, t.schema, t.created_at, coalesce(t.updated_at, t.created_at)
+FROM event_types t
+WHERE t.tenant_id = $1 AND t.name = $2 AND (t.declared_at IS NOT NULL OR EXISTS (
+  SELECT FROM events e WHERE e.tenant_id = $1 AND e.type_id = t.id))";
+
+/// Locks the tenant's row to the end of the transaction: changes of its types come one by one.
+const RAISE_VERSION: &str =
+    "UPDATE tenants SET config_version = config_version + 1 WHERE id = $1 RETURNING config_version";
+
+/// Uses `event_types_tenant_id_name_key`.
+const DECLARE: &str = "
+INSERT INTO event_types AS t (tenant_id, name, declared_at, updated_at, description, schema, schema_version)
+SELECT $1, $2, now(), now(), $3, $4, $5
+WHERE EXISTS (SELECT FROM event_types WHERE tenant_id = $1 AND name = $2)
+   OR (SELECT count(*) FROM event_types WHERE tenant_id = $1) < $6
+ON CONFLICT (tenant_id, name) DO UPDATE
+SET declared_at = coalesce(t.declared_at, now()), updated_at = now(), description = excluded.description,
+    schema = excluded.schema, schema_version = excluded.schema_version
+RETURNING t.id, t.name, t.description, t.schema, t.created_at, t.updated_at";
+
+/// Uses `event_types_tenant_id_name_key`.
+const TAKE_BACK: &str = "
+UPDATE event_types SET declared_at = NULL, updated_at = now(), description = NULL, schema = NULL, schema_version = NULL
+WHERE tenant_id = $1 AND name = $2";
+
+/// With the version of the configuration that it belongs to. Uses `tenants_pkey` and
+/// `event_types_tenant_id_name_key`.
+const SCHEMA: &str = "
+SELECT t.config_version, e.schema, e.schema_version FROM tenants t
+LEFT JOIN event_types e ON e.tenant_id = t.id AND e.name = $2 AND e.schema IS NOT NULL
+WHERE t.id = $1";
+
+/// Every statement here, for the test that prepares them.
+pub const STATEMENTS: &[(&str, &str)] = &[
+    ("event_types.page", PAGE),
+    ("event_types.find", FIND),
+    ("event_types.raise_version", RAISE_VERSION),
+    ("event_types.declare", DECLARE),
+    ("event_types.take_back", TAKE_BACK),
+    ("event_types.schema", SCHEMA),
+];
+
+/// A type of event.
+#[derive(Debug, Clone)]
+pub struct EventType {
+    /// Its row.
+    pub id: i32,
+    /// Its name.
+    pub name: String,
+    /// What the tenant says of it.
+    pub description: Option<String>,
+    /// JSON Schema, as it was written.
+    pub schema: Option<String>,
+    /// When it was first used or declared.
+    pub created_at: OffsetDateTime,
+    /// When description or schema last changed.
+    pub updated_at: OffsetDateTime,
+}
+
+/// The schema of a type, if it has one.
+#[derive(Debug)]
+pub struct Schema {
+    /// The version of the tenant's configuration that this was read from.
+    pub config_version: i64,
+    /// The version that it came with, and its text.
+    pub schema: Option<(i64, String)>,
+}
+
+/// A tenant's types, the last made first, those before a row.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn page(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    before: i32,
+    limit: i64,
+) -> Result<Vec<EventType>, StoreError> {
+    let rows = client.query(PAGE, &[&tenant.0, &before, &limit]).await?;
+    rows.iter().map(event_type).collect()
+}
+
+/// Finds a type of a tenant.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn find(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    name: &str,
+) -> Result<Option<EventType>, StoreError> {
+    let row = client.query_opt(FIND, &[&tenant.0, &name]).await?;
+    row.as_ref().map(event_type).transpose()
+}
+
+/// Sets description and schema; `None` when it would be more than [`MAX_TYPES`]. In a transaction.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn declare(
+    transaction: &impl GenericClient,
+    tenant: TenantKey,
+    name: &str,
+    description: Option<&str>,
+    schema: Option<&str>,
+) -> Result<Option<EventType>, StoreError> {
+    let version = raise_version(transaction, tenant).await?;
+    let version = schema.map(|_| version);
+    let row = transaction
+        .query_opt(
+            DECLARE,
+            &[
+                &tenant.0,
+                &name,
+                &description,
+                &schema,
+                &version,
+                &MAX_TYPES,
+            ],
+        )
+        .await?;
+    row.as_ref().map(event_type).transpose()
+}
+
+/// Removes description and schema. In a transaction.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn take_back(
+    transaction: &impl GenericClient,
+    tenant: TenantKey,
+    name: &str,
+) -> Result<(), StoreError> {
+    raise_version(transaction, tenant).await?;
+    transaction.execute(TAKE_BACK, &[&tenant.0, &name]).await?;
+    Ok(())
+}
+
+/// The schema that a type has now.
+///
+/// # Errors
+/// Any [`StoreError`]; a tenant that does not exist is one.
+pub async fn schema(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    name: &str,
+) -> Result<Schema, StoreError> {
+    let row = client.query_one(SCHEMA, &[&tenant.0, &name]).await?;
+    let (text, version): (Option<String>, Option<i64>) = (row.try_get(1)?, row.try_get(2)?);
+    Ok(Schema {
+        config_version: row.try_get(0)?,
+        schema: version.zip(text),
+    })
+}
+
+async fn raise_version(
+    transaction: &impl GenericClient,
+    tenant: TenantKey,
+) -> Result<i64, StoreError> {
+    let row = transaction.query_one(RAISE_VERSION, &[&tenant.0]).await?;
+    Ok(row.try_get(0)?)
+}
+
+fn event_type(row: &Row) -> Result<EventType, StoreError> {
+    Ok(EventType {
+        id: row.try_get(0)?,
+        name: row.try_get(1)?,
+        description: row.try_get(2)?,
+        schema: row.try_get(3)?,
+        created_at: row.try_get(4)?,
+        updated_at: row.try_get(5)?,
+    })
+}
