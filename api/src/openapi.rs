@@ -18,6 +18,9 @@ use crate::routes;
     ),
     paths(
         routes::endpoint_health::show,
+        routes::dead_letters::list,
+        routes::dead_letters::show,
+        routes::dead_letters::analysis,
         routes::replays::of_endpoint,
         routes::replays::of_dead_letters,
         routes::replays::list,

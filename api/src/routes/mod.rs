@@ -1,6 +1,7 @@
 //! All routes, in one table, and what they share.
 
 mod admin;
+pub(crate) mod dead_letters;
 mod deliveries;
 mod endpoint_document;
 pub(crate) mod endpoint_health;
@@ -70,6 +71,9 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
     .service(
         path("/v1/dead-letters/replay", "POST").route(web::post().to(replays::of_dead_letters)),
     )
+    .service(path("/v1/dead-letters", "GET").route(web::get().to(dead_letters::list)))
+    .service(path("/v1/dead-letters/analysis", "GET").route(web::get().to(dead_letters::analysis)))
+    .service(path("/v1/dead-letters/{id}", "GET").route(web::get().to(dead_letters::show)))
     .service(path("/v1/replays", "GET").route(web::get().to(replays::list)))
     .service(path("/v1/replays/{id}", "GET").route(web::get().to(replays::show)))
     .service(path("/v1/replays/{id}/cancel", "POST").route(web::post().to(replays::cancel)))
