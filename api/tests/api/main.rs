@@ -21,5 +21,6 @@ mod ingest;
 mod lists;
 mod ordered;
 mod proxy;
+mod replays;
 mod signatures;
 mod ssrf;

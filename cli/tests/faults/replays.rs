@@ -160,7 +160,8 @@ async fn f82_a_replay_survives_the_death_of_the_worker_that_makes_it() {
         .iter()
         .position(|it| it.incarnation == owner)
         .unwrap();
-    workers.swap_remove(place).process.kill().await;
+    let mut victim = workers.swap_remove(place);
+    victim.process.kill().await;
     let replay = ended(&world, &id, PATIENCE * 2 + TAKE_OVER).await;
 
     assert_eq!(replay["done"], dead.len(), "{replay}");
