@@ -245,7 +245,8 @@ impl Page {
             .map(|last| self.cursor(id(last)))
     }
 
-    fn cursor(&self, last: Uuid) -> String {
+    /// The cursor of the page after this row.
+    pub(crate) fn cursor(&self, last: Uuid) -> String {
         let mut bytes = self.filters.to_vec();
         bytes.extend_from_slice(last.as_bytes());
         URL_SAFE_NO_PAD.encode(bytes)

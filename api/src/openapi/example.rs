@@ -55,6 +55,14 @@ pub(crate) fn delivery() -> Value {
     })
 }
 
+pub(crate) fn dead_letter() -> Value {
+    json!({
+        "id": DELIVERY, "event_id": EVENT, "endpoint_id": ENDPOINT, "event_type": "order.created", "kind": "live",
+        "class": "transient", "reason": "all its attempts are used", "fingerprint": "5f1c2a", "last_outcome": "transient",
+        "last_status_code": 503, "attempt_count": 5, "created_at": CREATED, "dead_at": LATER, "replayed_as": null,
+    })
+}
+
 pub(crate) fn replay() -> Value {
     json!({
         "id": REPLAY, "endpoint_id": ENDPOINT, "status": "running",

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::json;
 use shared::domain::attempt::Outcome;
-use shared::domain::delivery::{CloseReason, DeadLetterClass, Status};
+use shared::domain::delivery::{CloseReason, DeadLetterClass, Kind, Status};
 use shared::domain::idempotency;
 use shared::domain::replay::{NotReplayable, ReplayStatus};
 use shared::ids;
@@ -71,6 +71,12 @@ schemas! {
     NotReplayableReason = names(
         NotReplayable::ALL.iter().map(|it| it.name()),
         "Why an event could not be sent again.",
+    );
+    DeliveryKind = names(Kind::ALL.iter().map(|it| it.name()), "Why a delivery exists.");
+    DeadLetterPattern = names(
+        ["burst", "auth_or_throttle", "slow_drip"].into_iter(),
+        "How the dead letters of an endpoint came: `auth_or_throttle`: at least half were answered with 401, 403, 407 \
+         or 429; `burst`: five or more, of which 80 % died within a quarter of an hour; `slow_drip`: neither.",
     );
     /// How a delivery can have ended.
     EndedStatus = names(

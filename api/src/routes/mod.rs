@@ -2,6 +2,7 @@
 
 mod admin;
 mod admin_document;
+mod dead_letters;
 mod deliveries;
 mod delivery_document;
 mod documentation;
@@ -108,7 +109,10 @@ routes! {
     path "/v1/endpoints/{id}/disable": POST endpoints::disable;
     path "/v1/endpoints/{id}/test": POST endpoint_test::send;
     path "/v1/endpoints/{id}/replay": POST replays::of_endpoint;
+    path "/v1/dead-letters": GET dead_letters::list;
+    path "/v1/dead-letters/analysis": GET dead_letters::analysis;
     path "/v1/dead-letters/replay": POST replays::of_dead_letters;
+    path "/v1/dead-letters/{id}": GET dead_letters::show;
     path "/v1/replays": GET replays::list;
     path "/v1/replays/{id}": GET replays::show;
     path "/v1/replays/{id}/cancel": POST replays::cancel;

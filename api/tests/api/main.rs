@@ -32,5 +32,6 @@ mod ordered;
 mod postbacks;
 mod proxy;
 mod python;
+mod replays;
 mod signatures;
 mod ssrf;

@@ -7,6 +7,7 @@
 //! - [`breaker`], [`outage`]: whether an endpoint is well, and what follows when it was not.
 //! - [`bucket`], [`limit`]: how fast and how much at once an endpoint is sent to.
 //! - [`notice`]: what a tenant is told, and how often.
+//! - [`dead_letters`]: what they have in common, and what to do about it.
 //! - [`replay`]: how fast old events are sent again.
 //! - [`address`]: where requests may go.
 //! - [`headers`]: what a tenant may add to a request.
@@ -20,6 +21,7 @@ pub mod backoff;
 pub mod breaker;
 pub mod bucket;
 pub mod classify;
+pub mod dead_letters;
 pub mod decide;
 pub mod event_schema;
 pub mod headers;

@@ -42,11 +42,11 @@ pub fn allowance(per_second: f64, paced_until: OffsetDateTime, now: OffsetDateTi
         return 0;
     }
     let span = per_second.clamp(LEAST_PER_SECOND, MOST_PER_SECOND) * SPAN.as_secs_f64();
-    let mut most = 1;
-    while most < MOST_AT_ONCE && f64::from(u32::try_from(most + 1).unwrap_or(u32::MAX)) <= span {
+    let mut most = 1_u16;
+    while f64::from(most) + 1.0 <= span {
         most += 1;
     }
-    most
+    usize::from(most)
 }
 
 /// When the next may be made, after so many were.

@@ -11,6 +11,7 @@
 pub mod attempts;
 pub mod backlog;
 pub mod commands;
+pub mod dead_letters;
 pub mod deliveries;
 pub mod endpoint_configs;
 pub mod endpoint_health;
@@ -60,6 +61,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         replies::STATEMENTS,
         commands::STATEMENTS,
         attempts::STATEMENTS,
+        dead_letters::STATEMENTS,
         deliveries::STATEMENTS,
         endpoints::STATEMENTS,
         event_types::STATEMENTS,

@@ -73,6 +73,8 @@ pub struct Report {
     pub kept: u64,
     /// Dead letters past their age.
     pub dead_letters: u64,
+    /// Replays that ended as long ago.
+    pub replays: u64,
     /// Kept events that nobody owes any more.
     pub kept_deleted: u64,
     /// Idempotency keys that expired.
@@ -134,6 +136,24 @@ const DELETE_NOTICES: &str = fenced!(
          FOR UPDATE SKIP LOCKED)) RETURNING 1)
      SELECT (SELECT count(*) FROM gone) FROM mine"
 );
+/// By the time in its id, which is the primary key.
+const DELETE_REPLAYED: &str = fenced!(
+    ", gone AS (
+       DELETE FROM replayed WHERE EXISTS (SELECT FROM mine) AND ctid = ANY (ARRAY(
+         SELECT ctid FROM replayed
+         WHERE delivery_id < (lpad(to_hex((extract(epoch FROM $4::timestamptz) * 1000)::int8), 12, '0') || repeat('0', 20))::uuid
+         ORDER BY delivery_id LIMIT $5 FOR UPDATE SKIP LOCKED)) RETURNING 1)
+     SELECT (SELECT count(*) FROM gone) FROM mine"
+);
+/// Index replays_ended; with why some could not be replayed.
+const DELETE_REPLAYS: &str = fenced!(
+    ", gone AS (
+       DELETE FROM replays WHERE EXISTS (SELECT FROM mine) AND ctid = ANY (ARRAY(
+         SELECT ctid FROM replays WHERE finished_at < $4 ORDER BY finished_at LIMIT $5
+         FOR UPDATE SKIP LOCKED)) RETURNING id),
+     reasons AS (DELETE FROM replay_skips WHERE replay_id IN (SELECT id FROM gone))
+     SELECT (SELECT count(*) FROM gone) FROM mine"
+);
 /// Waits for replays and holds further ones up until the end of the transaction. No row: nothing
 /// was ever kept.
 const LOCK_FLOOR: &str =
@@ -159,6 +179,8 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("retention.delete_dead_letters", DELETE_DEAD_LETTERS),
     ("retention.delete_keys", DELETE_KEYS),
     ("retention.delete_notices", DELETE_NOTICES),
+    ("retention.delete_replayed", DELETE_REPLAYED),
+    ("retention.delete_replays", DELETE_REPLAYS),
     ("retention.lock_floor", LOCK_FLOOR),
     ("retention.sweep_kept", SWEEP_KEPT),
 ];
@@ -207,6 +229,8 @@ pub async fn run(
     }
     let oldest = now - settings.dead_letters;
     report.dead_letters = delete(client, lease, DELETE_DEAD_LETTERS, oldest, deadline).await?;
+    report.replays = delete(client, lease, DELETE_REPLAYS, oldest, deadline).await?;
+    delete(client, lease, DELETE_REPLAYED, oldest, deadline).await?;
     report.idempotency_keys = delete(client, lease, DELETE_KEYS, now, deadline).await?;
     let told_before = now - settings.events.max(SHORTEST);
     report.notices = delete(client, lease, DELETE_NOTICES, told_before, deadline).await?;

@@ -23,6 +23,7 @@ mod plans;
 mod policy_plans;
 mod queue;
 mod recovery;
+mod replays;
 mod retention;
 mod sealed;
 mod slots;

@@ -53,6 +53,7 @@ impl Job for Maintenance {
                 events.kept = report.kept,
                 events.kept_deleted = report.kept_deleted,
                 dead_letters.deleted = report.dead_letters,
+                replays.deleted = report.replays,
                 idempotency_keys.deleted = report.idempotency_keys,
                 notices.deleted = report.notices,
                 "forgot what was past its retention"
