@@ -27,6 +27,7 @@ pub(crate) fn delivery() -> Value {
     json!({
         "id": DELIVERY, "event_id": EVENT, "endpoint_id": ENDPOINT, "status": "failed", "created_at": CREATED,
         "attempt_count": 1, "max_attempts": 5, "next_attempt_at": LATER, "delivered_at": null, "ended_at": null,
+        "waiting_for": "retry", "next_probe_at": null,
         "last_error": "transient", "last_status_code": 500, "last_response_ms": 12, "close_reason": null,
         "dead_letter_class": null, "dead_letter_reason": null,
     })
@@ -52,6 +53,7 @@ pub(crate) fn endpoint() -> Value {
         "on_dead_letter": "release", "replay_on_recovery": true, "disable_after_seconds": 432_000,
         "breaker": {"failures": 10, "cooldown_seconds": 300, "max_cooldown_seconds": 3600},
         "signature": "standard", "signing": ["v1"], "public_keys": [],
+        "secrets": [{"created_at": CREATED, "expires_at": null}], "disabled_reason": null,
         "created_at": CREATED, "updated_at": CREATED,
     })
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::json;
 use shared::domain::attempt::Outcome;
-use shared::domain::delivery::{CloseReason, DeadLetterClass, Status};
+use shared::domain::delivery::{CloseReason, DeadLetterClass, Status, WaitingFor};
 use shared::ids;
 use utoipa::openapi::schema::{AdditionalProperties, Array, Object, OneOf, Type};
 use utoipa::openapi::{RefOr, Schema};
@@ -55,6 +55,10 @@ schemas! {
     DeliveryCloseReason = names(
         CloseReason::ALL.iter().map(|it| it.name()),
         "Why a delivery was closed without being delivered or dead.",
+    );
+    DeliveryWaitingFor = names(
+        WaitingFor::ALL.iter().map(|it| it.name()),
+        "What a delivery waits for that is neither on the wire nor final.",
     );
     DeliveryDeadLetterClass = names(
         DeadLetterClass::ALL.iter().map(|it| it.name()),

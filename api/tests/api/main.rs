@@ -29,3 +29,4 @@ mod proxy;
 mod python;
 mod signatures;
 mod ssrf;
+mod waiting;
