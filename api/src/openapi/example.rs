@@ -60,9 +60,8 @@ pub(crate) fn endpoint() -> Value {
 
 /// [`endpoint`], just made.
 pub(crate) fn created_endpoint() -> Value {
-    let mut created = endpoint();
-    created["secret"] = json!("whsec_c2VjcmV0IHRoYXQgbm9ib2R5IGVsc2Uga25vd3M=");
-    created
+    let secret = json!("whsec_c2VjcmV0IHRoYXQgbm9ib2R5IGVsc2Uga25vd3M=");
+    with(endpoint(), "secret", secret)
 }
 
 pub(crate) fn organization() -> Value {
@@ -85,7 +84,14 @@ pub(crate) fn key() -> Value {
 
 /// [`key`], just made.
 pub(crate) fn created_key() -> Value {
-    let mut created = key();
-    created["key"] = json!("prk_a1B2c3AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
-    created
+    let text = json!("prk_a1B2c3AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
+    with(key(), "key", text)
+}
+
+/// An object with one field more.
+pub(crate) fn with(mut object: Value, name: &str, value: Value) -> Value {
+    if let Some(fields) = object.as_object_mut() {
+        fields.insert(name.to_owned(), value);
+    }
+    object
 }

@@ -309,7 +309,7 @@ fn nullable(schema: RefOr<Schema>) -> RefOr<Schema> {
             choice.items.push(null.into());
             RefOr::T(Schema::OneOf(choice))
         }
-        other => RefOr::T(Schema::OneOf(
+        other @ (RefOr::Ref(_) | RefOr::T(_)) => RefOr::T(Schema::OneOf(
             OneOf::builder().item(other).item(null).build(),
         )),
     }
