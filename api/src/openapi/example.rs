@@ -50,6 +50,7 @@ pub(crate) fn delivery() -> Value {
     json!({
         "id": DELIVERY, "event_id": EVENT, "endpoint_id": ENDPOINT, "status": "failed", "created_at": CREATED,
         "attempt_count": 1, "max_attempts": 5, "next_attempt_at": LATER, "delivered_at": null, "ended_at": null,
+        "waiting_for": "retry", "next_probe_at": null,
         "last_error": "transient", "last_status_code": 500, "last_response_ms": 12, "close_reason": null,
         "dead_letter_class": null, "dead_letter_reason": null, "replay_of": null, "replay_id": null,
     })
@@ -105,15 +106,15 @@ pub(crate) fn endpoint() -> Value {
         "breaker": {"failures": 10, "cooldown_seconds": 300, "max_cooldown_seconds": 3600},
         "signature": "standard", "signing": ["v1"], "public_keys": [],
         "kind": "webhook", "method": "POST", "template": null, "on_missing_field": "fail", "redact": [],
+        "secrets": [{"created_at": CREATED, "expires_at": null}], "disabled_reason": null,
         "created_at": CREATED, "updated_at": CREATED,
     })
 }
 
 /// [`endpoint`], just made.
 pub(crate) fn created_endpoint() -> Value {
-    let mut created = endpoint();
-    created["secret"] = json!("whsec_c2VjcmV0IHRoYXQgbm9ib2R5IGVsc2Uga25vd3M=");
-    created
+    let secret = json!("whsec_c2VjcmV0IHRoYXQgbm9ib2R5IGVsc2Uga25vd3M=");
+    with(endpoint(), "secret", secret)
 }
 
 pub(crate) fn organization() -> Value {
@@ -136,7 +137,14 @@ pub(crate) fn key() -> Value {
 
 /// [`key`], just made.
 pub(crate) fn created_key() -> Value {
-    let mut created = key();
-    created["key"] = json!("prk_a1B2c3AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
-    created
+    let text = json!("prk_a1B2c3AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
+    with(key(), "key", text)
+}
+
+/// An object with one field more.
+pub(crate) fn with(mut object: Value, name: &str, value: Value) -> Value {
+    if let Some(fields) = object.as_object_mut() {
+        fields.insert(name.to_owned(), value);
+    }
+    object
 }

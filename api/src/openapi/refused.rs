@@ -141,7 +141,8 @@ fn example(kind: &Kind) -> (&'static str, Example) {
         "type": kind.urn(), "title": title, "status": status, "detail": kind.example(),
     });
     if *kind == Kind::InvalidFields {
-        problem["errors"] = json!([{"pointer": "/name", "detail": "is required"}]);
+        let errors = json!([{"pointer": "/name", "detail": "is required"}]);
+        problem = super::example::with(problem, "errors", errors);
     }
     let example = Example::builder().summary(title).value(Some(problem));
     (slug, example.build())

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::json;
 use shared::domain::attempt::Outcome;
-use shared::domain::delivery::{CloseReason, DeadLetterClass, Kind, Status};
+use shared::domain::delivery::{CloseReason, DeadLetterClass, Kind, Status, WaitingFor};
 use shared::domain::idempotency;
 use shared::domain::replay::{NotReplayable, ReplayStatus};
 use shared::ids;
@@ -59,6 +59,10 @@ schemas! {
     DeliveryCloseReason = names(
         CloseReason::ALL.iter().map(|it| it.name()),
         "Why a delivery was closed without being delivered or dead.",
+    );
+    DeliveryWaitingFor = names(
+        WaitingFor::ALL.iter().map(|it| it.name()),
+        "What a delivery waits for that is neither on the wire nor final.",
     );
     DeliveryDeadLetterClass = names(
         DeadLetterClass::ALL.iter().map(|it| it.name()),

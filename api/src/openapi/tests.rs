@@ -61,7 +61,7 @@ fn every_operation_says_who_may_call_it_what_it_answers_and_shows_examples() {
         }
         for (status, response) in responses {
             let response = match response["$ref"].as_str() {
-                Some(reference) => document.pointer(&reference[1..]).unwrap(),
+                Some(reference) => document.pointer(reference.trim_start_matches('#')).unwrap(),
                 None => response,
             };
             assert!(

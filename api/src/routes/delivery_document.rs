@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use shared::domain::attempt::{KEPT_OF_FAILURE, Outcome, kept_of_response};
-use shared::domain::delivery::{CloseReason, DeadLetterClass, Status};
+use shared::domain::delivery::{CloseReason, DeadLetterClass, Status, WaitingFor};
 use shared::ids::{DeliveryId, EndpointId, EventId, ReplayId, created_at};
 use shared::store::attempts as attempt_store;
 use shared::store::deliveries as store;
@@ -30,6 +30,13 @@ pub(super) struct Delivery {
     max_attempts: u16,
     #[schema(required)]
     next_attempt_at: Option<Instant>,
+    /// What it waits for, if for more than its turn: `paused` by the operator, the endpoint's `breaker`, its place in
+    /// `order`, or the time of its `retry`. A rate limit shows as null: only the worker knows it.
+    #[schema(required, value_type = Option<schema::DeliveryWaitingFor>)]
+    waiting_for: Option<WaitingFor>,
+    /// When the breaker lets a probe through, if it waits for that.
+    #[schema(required)]
+    next_probe_at: Option<Instant>,
     #[schema(required)]
     delivered_at: Option<Instant>,
     #[schema(required)]
@@ -68,6 +75,8 @@ impl Delivery {
             attempt_count: delivery.attempts_made,
             max_attempts: delivery.max_attempts,
             next_attempt_at: delivery.next_attempt_at.map(Instant),
+            waiting_for: delivery.waiting_for,
+            next_probe_at: delivery.next_probe_at.map(Instant),
             delivered_at: delivery.delivered_at.map(Instant),
             ended_at: delivery.delivered_at.or(delivery.ended_at).map(Instant),
             last_status_code: last.as_ref().and_then(|last| last.status_code),

@@ -14,6 +14,7 @@ use shared::policy::headers::{MAX_HEADERS, Together, check_name, check_value};
 use shared::policy::postback::{TemplateError, UrlTemplate};
 use shared::sealed_parts::Headers;
 use shared::sealing::MasterKeys;
+use shared::store::endpoint_secrets::About;
 use shared::store::endpoints::{Endpoint, EndpointDraft};
 use uuid::Uuid;
 
@@ -92,7 +93,7 @@ pub(super) fn read(
 
 /// The current document, with a merge patch applied (RFC 7396).
 pub(super) fn merged(current: &Endpoint, opened: &Opened, patch: Map<String, Value>) -> Fields {
-    let mut document = Document::new(current, Some(opened), &[]).writable();
+    let mut document = Document::new(current, Some(opened), &[], About::default()).writable();
     // A `null` takes away what is there; for a field that cannot be there it stays, to be refused.
     let unknown: Vec<String> = patch
         .keys()

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointId, SLOT_COUNT, Slot, TenantKey, new_v7};
 use shared::runtime::jitter;
+use shared::store::endpoint_secrets::{self as secret_store, About};
 use shared::store::endpoints::{self as store, Endpoint, EndpointDraft};
 use shared::store::notify;
 use tokio_postgres::GenericClient;
@@ -63,9 +64,9 @@ fn rules(state: &State) -> Rules<'_> {
     }
 }
 
-fn shown(state: &State, endpoint: &Endpoint, public_keys: &[String]) -> Document {
+fn shown(state: &State, endpoint: &Endpoint, public_keys: &[String], about: About) -> Document {
     let opened = document::open(endpoint, &state.config.master_keys);
-    Document::new(endpoint, opened.as_ref(), public_keys)
+    Document::new(endpoint, opened.as_ref(), public_keys, about)
 }
 
 /// [`shown`], with the public keys read, as far as the caller may see it.
@@ -77,7 +78,9 @@ async fn read_and_shown(
 ) -> Result<Document, ApiError> {
     let mut keys = secrets::public_keys(client, std::slice::from_ref(endpoint)).await?;
     let keys = keys.remove(&endpoint.key).unwrap_or_default();
-    let document = shown(state, endpoint, &keys);
+    let mut about = secret_store::about(client, &[endpoint.key]).await?;
+    let about = about.remove(&endpoint.key).unwrap_or_default();
+    let document = shown(state, endpoint, &keys, about);
     Ok(if caller.reads {
         document
     } else {
@@ -151,10 +154,13 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
     let client = app.client().await?;
     let rows = store::list(&**client, tenant, page.before, page.fetch()).await?;
     let keys = secrets::public_keys(&**client, &rows).await?;
+    let shown_keys: Vec<_> = rows.iter().map(|row| row.key).collect();
+    let about = secret_store::about(&**client, &shown_keys).await?;
     drop(client);
     let show = |row: Endpoint| {
         let keys = keys.get(&row.key).map_or(&[][..], Vec::as_slice);
-        shown(&app, &row, keys)
+        let about = about.get(&row.key).cloned().unwrap_or_default();
+        shown(&app, &row, keys, about)
     };
     let list = page.reply(rows, |row| row.id, show);
     reply(StatusCode::OK, &list)

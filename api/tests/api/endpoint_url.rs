@@ -216,7 +216,15 @@ async fn the_readable_form_of_a_url_cannot_be_written() {
         .await;
     let path = path(&document);
     let fields = document.as_object_mut().unwrap();
-    for other in ["id", "public_keys", "created_at", "updated_at", "secret"] {
+    for other in [
+        "id",
+        "public_keys",
+        "secrets",
+        "disabled_reason",
+        "created_at",
+        "updated_at",
+        "secret",
+    ] {
         fields.remove(other).unwrap();
     }
     for reply in [

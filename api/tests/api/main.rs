@@ -35,3 +35,4 @@ mod python;
 mod replays;
 mod signatures;
 mod ssrf;
+mod waiting;

@@ -134,7 +134,7 @@ fn problems(document: &Value, operation: &Value) -> BTreeMap<String, Vec<String>
     let mut problems = BTreeMap::new();
     for (status, response) in operation["responses"].as_object().unwrap() {
         let response = match response["$ref"].as_str() {
-            Some(reference) => document.pointer(&reference[1..]).unwrap(),
+            Some(reference) => document.pointer(reference.trim_start_matches('#')).unwrap(),
             None => response,
         };
         let examples = &response["content"]["application/problem+json"]["examples"];

@@ -37,6 +37,36 @@ impl Status {
     }
 }
 
+/// What a delivery that is neither on the wire nor final waits for, as far as is known without its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitingFor {
+    /// An operator holds it back.
+    Paused,
+    /// Its endpoint's breaker is open.
+    Breaker,
+    /// One before it with the same ordering key, or that one's dead letter.
+    Order,
+    /// Its next attempt's time.
+    Retry,
+}
+
+impl WaitingFor {
+    /// Every value.
+    pub const ALL: &'static [Self] = &[Self::Paused, Self::Breaker, Self::Order, Self::Retry];
+
+    /// The name in the API.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Paused => "paused",
+            Self::Breaker => "breaker",
+            Self::Order => "order",
+            Self::Retry => "retry",
+        }
+    }
+}
+
 coded! {
     /// Why a delivery exists.
     Kind, "delivery kind" {

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::StoreError;
 use super::events::IdRange;
 use crate::domain::attempt::Outcome;
-use crate::domain::delivery::{CloseReason, DeadLetterClass, Status};
+use crate::domain::delivery::{CloseReason, DeadLetterClass, Status, WaitingFor};
 use crate::domain::endpoint::EndpointSettings;
 use crate::ids::{TenantKey, created_at};
 
@@ -60,28 +60,41 @@ CROSS JOIN LATERAL (
 WHERE f.id >= $2 AND f.id < $3 AND ($5::int8 IS NULL OR l.endpoint_id = $5)
 ORDER BY f.id DESC LIMIT $4";
 
-/// Deliveries by id, in the order of the ids. Uses the `…_by_id` indexes and primary keys.
+/// Deliveries by id, in the order of the ids. Uses the `…_by_id` indexes and primary keys. What a live one waits
+/// for: parked (a negative slot) or held back by a pause of its tenant; its endpoint's breaker; its line, of
+/// which the head alone goes (one probe of `ready_ordered_pkey`, and one of `dead_letters_order`).
 const BY_IDS: &str = "
 WITH flying AS MATERIALIZED (SELECT unnest(in_flight) AS id FROM workers WHERE expires_at > now())
 SELECT u.id, p.status, u.id IN (SELECT id FROM flying), coalesce(p.event_id, a.event_id), e.public_id,
        e.settings, coalesce(p.attempts_made, a.no), p.due_at, p.reason, p.class, p.why, p.ended_at,
-       a.final_status, a.outcome, a.status, a.total_ms, a.error, a.started_at, y.replayed, y.source_id, y.public_id
+       a.final_status, a.outcome, a.status, a.total_ms, a.error, a.started_at, y.replayed, y.source_id, y.public_id,
+       p.slot IS NOT NULL AND (p.parked OR (SELECT EXISTS (
+         SELECT FROM pauses WHERE tenant_id = $1 AND event_type IS NULL AND until > now()))) AS paused,
+       coalesce(r.breaker <> 0, false) AS behind_breaker, r.next_probe_at,
+       CASE WHEN p.order_seq IS NULL THEN false ELSE EXISTS (
+         SELECT FROM ready_ordered o WHERE o.slot = p.slot AND o.endpoint_id = p.endpoint_id
+           AND o.order_key = p.order_key AND (o.order_seq, o.id) < (p.order_seq, u.id))
+         OR coalesce(e.settings->>'on_dead_letter' = 'block', false) AND EXISTS (
+           SELECT FROM dead_letters d WHERE d.endpoint_id = p.endpoint_id AND d.order_key = p.order_key
+             AND d.replayed_as IS NULL AND d.order_seq < p.order_seq) END AS in_line
 FROM unnest($2::uuid[], $3::timestamptz[]) WITH ORDINALITY AS u(id, made_at, ord)
 LEFT JOIN LATERAL (
   SELECT 1::int2 AS status, endpoint_id, event_id, attempts_made, NULL::timestamptz AS due_at,
-         NULL::int2 AS reason, NULL::int2 AS class, NULL::text AS why, NULL::timestamptz AS ended_at
+         NULL::int2 AS reason, NULL::int2 AS class, NULL::text AS why, NULL::timestamptz AS ended_at,
+         slot, slot < 0 AS parked, NULL::int8 AS order_key, NULL::int8 AS order_seq
   FROM ready WHERE tenant_id = $1 AND id = u.id
   UNION ALL
-  SELECT 4::int2, endpoint_id, event_id, attempts_made, due_at, NULL, NULL, NULL, NULL
+  SELECT 4::int2, endpoint_id, event_id, attempts_made, due_at, NULL, NULL, NULL, NULL, slot, slot < 0, NULL, NULL
   FROM retry WHERE tenant_id = $1 AND id = u.id
   UNION ALL
-  SELECT CASE WHEN due_at IS NULL THEN 1::int2 ELSE 4::int2 END, endpoint_id, event_id, attempts_made, due_at, NULL, NULL, NULL, NULL
+  SELECT CASE WHEN due_at IS NULL THEN 1::int2 ELSE 4::int2 END, endpoint_id, event_id, attempts_made, due_at, NULL, NULL, NULL, NULL,
+         slot, due_at IS NOT NULL AND attempts_made = 0, order_key, order_seq
   FROM ready_ordered WHERE tenant_id = $1 AND id = u.id
   UNION ALL
-  SELECT 5::int2, endpoint_id, event_id, attempts_made, NULL, NULL, class, reason, dead_at
+  SELECT 5::int2, endpoint_id, event_id, attempts_made, NULL, NULL, class, reason, dead_at, NULL, false, NULL, NULL
   FROM dead_letters WHERE tenant_id = $1 AND id = u.id
   UNION ALL
-  SELECT status, endpoint_id, event_id, attempts_made, NULL, reason, NULL, NULL, closed_at
+  SELECT status, endpoint_id, event_id, attempts_made, NULL, reason, NULL, NULL, closed_at, NULL, false, NULL, NULL
   FROM closed WHERE tenant_id = $1 AND id = u.id
   LIMIT 1) p ON true
 LEFT JOIN LATERAL (
@@ -93,6 +106,9 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
   SELECT true AS replayed, r.source_id, b.public_id FROM replayed r LEFT JOIN replays b ON b.id = r.replay_id
   WHERE r.delivery_id = u.id OFFSET 0) y ON true
+LEFT JOIN LATERAL (
+  SELECT breaker, next_probe_at FROM endpoint_runtime
+  WHERE endpoint_id = p.endpoint_id AND p.slot IS NOT NULL OFFSET 0) r ON true
 WHERE p.status IS NOT NULL OR a.final_status IS NOT NULL
 ORDER BY u.ord";
 
@@ -156,6 +172,10 @@ pub struct Delivery {
     pub max_attempts: u16,
     /// When its next attempt is due.
     pub next_attempt_at: Option<OffsetDateTime>,
+    /// What it waits for, if it waits for more than its turn.
+    pub waiting_for: Option<WaitingFor>,
+    /// When its endpoint's breaker lets a probe through, if it waits for that.
+    pub next_probe_at: Option<OffsetDateTime>,
     /// When it was delivered.
     pub delivered_at: Option<OffsetDateTime>,
     /// Why it was closed.
@@ -300,7 +320,14 @@ fn delivery(row: &tokio_postgres::Row) -> Result<Delivery, StoreError> {
         }
         _ => None,
     };
+    let waiting_for = waiting_for(row, status)?;
+    let next_probe_at = match waiting_for {
+        Some(WaitingFor::Breaker) => row.try_get(23)?,
+        _ => None,
+    };
     Ok(Delivery {
+        waiting_for,
+        next_probe_at,
         id: row.try_get(0)?,
         event: row.try_get(3)?,
         endpoint: row.try_get(4)?,
@@ -325,6 +352,24 @@ fn delivery(row: &tokio_postgres::Row) -> Result<Delivery, StoreError> {
             Some(false) | None => None,
         },
     })
+}
+
+/// The first of the reasons that apply, in the order in which they end last.
+fn waiting_for(
+    row: &tokio_postgres::Row,
+    status: Status,
+) -> Result<Option<WaitingFor>, StoreError> {
+    if status.is_final() || status == Status::InFlight {
+        return Ok(None);
+    }
+    let reasons = [
+        (row.try_get(21)?, WaitingFor::Paused),
+        (row.try_get(22)?, WaitingFor::Breaker),
+        (row.try_get(24)?, WaitingFor::Order),
+        (status == Status::Failed, WaitingFor::Retry),
+    ];
+    let first = reasons.into_iter().find(|(applies, _)| *applies);
+    Ok(first.map(|(_, reason)| reason))
 }
 
 fn last_attempt(row: &tokio_postgres::Row) -> Result<Option<LastAttempt>, StoreError> {

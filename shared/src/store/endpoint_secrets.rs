@@ -66,6 +66,16 @@ SELECT k.public_key FROM endpoints e JOIN endpoint_key_pairs k ON k.endpoint_id 
 WHERE e.public_id = $1 AND e.state <> 3 AND e.settings->'signing' ? 'v1a' AND coalesce(k.expires_at > now(), true)
 ORDER BY k.id DESC LIMIT 8";
 
+/// Why endpoints are disabled, and when each of their live secrets was made and ends; newest first. By
+/// `endpoints_pkey` and `endpoint_secrets_endpoint`.
+const ABOUT: &str = "
+SELECT e.id, CASE WHEN e.state = 2 THEN e.state_reason END, s.created_at, s.expires_at
+FROM unnest($1::int8[]) w(id) JOIN endpoints e ON e.id = w.id
+LEFT JOIN LATERAL (
+  SELECT s.created_at, s.expires_at FROM endpoint_secrets s
+  WHERE s.endpoint_id = e.id AND coalesce(s.expires_at > now(), true) ORDER BY s.id DESC LIMIT 8) s ON true
+ORDER BY s.expires_at DESC NULLS FIRST";
+
 /// The latest end of a key that a rotation replaced. By `endpoint_secrets_endpoint`.
 const LAST_END: &str =
     "SELECT max(expires_at) FROM endpoint_secrets WHERE endpoint_id = $1 AND expires_at > now()";
@@ -84,6 +94,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("endpoint_secrets.has_pair", HAS_PAIR),
     ("endpoint_secrets.public_keys", PUBLIC_KEYS),
     ("endpoint_secrets.published", PUBLISHED),
+    ("endpoint_secrets.about", ABOUT),
     ("endpoint_secrets.last_end", LAST_END),
 ];
 
@@ -94,6 +105,15 @@ pub struct NewPair<'a> {
     pub public_key: &'a [u8],
     /// Its other half.
     pub sealed: &'a [u8],
+}
+
+/// What is shown of an endpoint and not part of its row's document.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct About {
+    /// Why it is disabled, in words.
+    pub disabled_reason: Option<String>,
+    /// When each live secret was made and when it ends, the current one (without an end) first.
+    pub secrets: Vec<(OffsetDateTime, Option<OffsetDateTime>)>,
 }
 
 /// What a secret is sealed for.
@@ -239,4 +259,24 @@ pub async fn public_keys(
 pub async fn published(client: &impl GenericClient, id: Uuid) -> Result<Vec<Vec<u8>>, StoreError> {
     let rows = client.query(PUBLISHED, &[&id]).await?;
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+/// What is shown of endpoints besides their documents.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn about(
+    client: &impl GenericClient,
+    endpoints: &[EndpointKey],
+) -> Result<HashMap<EndpointKey, About>, StoreError> {
+    let mut found: HashMap<EndpointKey, About> = HashMap::new();
+    let keys: Vec<i64> = endpoints.iter().map(|key| key.0).collect();
+    for row in client.query(ABOUT, &[&keys]).await? {
+        let about = found.entry(EndpointKey(row.try_get(0)?)).or_default();
+        about.disabled_reason = row.try_get(1)?;
+        if let Some(created_at) = row.try_get(2)? {
+            about.secrets.push((created_at, row.try_get(3)?));
+        }
+    }
+    Ok(found)
 }

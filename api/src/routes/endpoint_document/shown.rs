@@ -9,6 +9,7 @@ use shared::domain::endpoint::{Backoff, BreakerSettings, EndpointState, OnDeadLe
 use shared::domain::postback::{EndpointKind, OnMissingField, RequestMethod};
 use shared::domain::signature::{SignatureStyle, Signing};
 use shared::ids::EndpointId;
+use shared::store::endpoint_secrets::About;
 use shared::store::endpoints::Endpoint;
 use utoipa::openapi::schema::{AdditionalProperties, Object, OneOf, SchemaType, Type};
 use utoipa::openapi::{RefOr, Schema};
@@ -20,10 +21,12 @@ use crate::instant::Instant;
 use crate::openapi::schema;
 
 /// What is shown and cannot be written.
-const READ_ONLY: [&str; 5] = [
+const READ_ONLY: [&str; 7] = [
     "id",
     "url_unicode",
     "public_keys",
+    "secrets",
+    "disabled_reason",
     "created_at",
     "updated_at",
 ];
@@ -114,8 +117,22 @@ pub(in crate::routes) struct Document {
     redact: Vec<String>,
     /// `whpk_…`, the newest first; for receivers that verify `v1a`.
     public_keys: Vec<String>,
+    /// The secrets that sign, without their texts; the current one, which has no end, first.
+    secrets: Vec<SecretShown>,
+    /// Why it is disabled, in words.
+    #[schema(required)]
+    disabled_reason: Option<String>,
     created_at: Instant,
     updated_at: Instant,
+}
+
+/// A secret's life.
+#[derive(Serialize, ToSchema)]
+#[schema(as = EndpointSecret)]
+struct SecretShown {
+    created_at: Instant,
+    #[schema(required)]
+    expires_at: Option<Instant>,
 }
 
 /// An endpoint that was just made.
@@ -133,6 +150,7 @@ impl Document {
         endpoint: &Endpoint,
         opened: Option<&Opened>,
         public_keys: &[String],
+        about: About,
     ) -> Self {
         let draft = &endpoint.draft;
         let settings = draft.settings.clone();
@@ -169,6 +187,15 @@ impl Document {
             on_missing_field: settings.on_missing_field,
             redact: settings.redact,
             public_keys: public_keys.to_vec(),
+            secrets: about
+                .secrets
+                .into_iter()
+                .map(|(created_at, expires_at)| SecretShown {
+                    created_at: Instant(created_at),
+                    expires_at: expires_at.map(Instant),
+                })
+                .collect(),
+            disabled_reason: about.disabled_reason,
             created_at: Instant(endpoint.created_at),
             updated_at: Instant(endpoint.updated_at),
         }
@@ -300,7 +327,7 @@ fn nullable(schema: RefOr<Schema>) -> RefOr<Schema> {
             choice.items.push(null.into());
             RefOr::T(Schema::OneOf(choice))
         }
-        other => RefOr::T(Schema::OneOf(
+        other @ (RefOr::Ref(_) | RefOr::T(_)) => RefOr::T(Schema::OneOf(
             OneOf::builder().item(other).item(null).build(),
         )),
     }
