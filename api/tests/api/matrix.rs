@@ -318,7 +318,7 @@ async fn no_route_answers_to_a_key_that_was_revoked_or_has_expired() {
         let all = scopes_for(scheme);
         for column in ["revoked_at", "expires_at"] {
             let (key, id) = world.key(scheme, all).await;
-            let hint = &key[..10];
+            let hint: String = key.chars().take(10).collect();
             let change = format!("UPDATE api_keys SET {column} = now() WHERE hint = $1");
             assert_eq!(session.execute(&change, &[&hint]).await.unwrap(), 1, "{id}");
             let reply = world.with_key(&operation, &path, &key).await;
