@@ -145,6 +145,8 @@ pub(crate) enum Refusal {
     Types,
     /// The tenant's endpoints change faster than they can be read.
     Restless,
+    /// Its `deliver_before` is over.
+    TooLate,
     /// Another body was sent under the same key.
     Mismatch(KeySpace),
     /// The database refuses this row.

@@ -283,7 +283,9 @@ impl Writer {
         let sent = boot_time();
         let inserted = match self.lane {
             Lane::Plain => ingest.insert(&batch).await?,
-            Lane::Keyed | Lane::Ordered => ingest.insert_keyed(&batch).await?,
+            Lane::Keyed | Lane::Ordered => {
+                ingest.insert_keyed(&batch, self.shared.clock.now()).await?
+            }
         };
         self.shared.clock.measured(sent, boot_time(), inserted.now);
         Ok(inserted)
@@ -302,6 +304,7 @@ impl Writer {
         let mut repeated = inserted.repeated.iter().copied().peekable();
         let mut replayed = inserted.replays.iter().copied().peekable();
         let mut mismatched = inserted.mismatches.iter().copied().peekable();
+        let mut late = inserted.late.iter().copied().peekable();
         let mut replays = Vec::new();
         for (position, mut staged) in part.into_iter().enumerate() {
             if stale.next_if_eq(&position).is_some() {
@@ -314,6 +317,8 @@ impl Writer {
                 replays.push((staged, id));
             } else if let Some((_, space)) = mismatched.next_if(|(at, _)| *at == position) {
                 staged.refuse(Refusal::Mismatch(space));
+            } else if late.next_if_eq(&position).is_some() {
+                staged.refuse(Refusal::TooLate);
             } else {
                 places.extend(staged.live());
                 staged.accept();

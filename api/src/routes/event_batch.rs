@@ -66,13 +66,14 @@ pub(super) async fn publish(
     let started = boot_time();
     let caller = app.auth.tenant(&request, Scope::EventsWrite).await?;
     let body = crate::json::read(&request, payload, MOST_BYTES).await?;
+    let key = idempotency::key(&request, &body)?;
     let rules = Rules {
         tenant: caller.tenant,
+        keyed: key.is_some(),
         most_bytes: app.config.max_payload,
         now: app.clock.now(),
     };
     let items = items(&body)?;
-    let key = idempotency::key(&request, &body)?;
     if let Some(key) = &key {
         let client = app.client().await?;
         if !replies::claim_batch(&**client, caller.tenant, key).await? {

@@ -70,6 +70,8 @@ pub(super) struct Body<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) tenant: TenantKey,
+    /// It has a key of its request: it may have been accepted before.
+    pub(crate) keyed: bool,
     /// The operator's limit on a payload.
     pub(crate) most_bytes: usize,
     /// The database's time.
@@ -85,6 +87,7 @@ pub(crate) fn parse(
 ) -> Result<NewEvent, ApiError> {
     let Rules {
         tenant,
+        keyed,
         most_bytes,
         now,
     } = rules;
@@ -115,9 +118,11 @@ pub(crate) fn parse(
     check("/type", wrong_type(&parsed.event_type));
     check("/payload", too_deep(payload));
     check("/channels", wrong_channels(channels));
+    // With a key the writer decides: the same event may have been accepted in time.
+    let keyed = keyed || parsed.external_id.is_some();
     let deliver_before = match parsed.deliver_before.as_deref().map(instant).transpose() {
-        Ok(at) if at.is_some_and(|at| at <= now) => {
-            check("/deliver_before", Some("must be in the future".to_owned()));
+        Ok(at) if !keyed && at.is_some_and(|at| at <= now) => {
+            check("/deliver_before", Some(OVER.to_owned()));
             at
         }
         Ok(at) => at,
@@ -166,6 +171,9 @@ fn once(external_id: &str, event: &Body<'_>, payload: &[u8]) -> IdempotencyKey {
     parts.extend(channels.map(String::as_bytes));
     IdempotencyKey::of_external_id(external_id, &parts)
 }
+
+/// What is wrong with a `deliver_before` that is over.
+pub(crate) const OVER: &str = "must be in the future";
 
 /// What is wrong with an event type, if anything.
 pub(crate) fn wrong_type(name: &str) -> Option<String> {

@@ -55,13 +55,15 @@ pub(super) async fn publish(
     let most = app.config.max_payload;
     let body =
         crate::json::read(&request, payload, most.saturating_add(event_body::ENVELOPE)).await?;
+    let key = idempotency::key(&request, &body)?;
     let rules = event_body::Rules {
         tenant: caller.tenant,
+        keyed: key.is_some(),
         most_bytes: most,
         now: app.clock.now(),
     };
     let mut event = event_body::parse(&body, &body, rules, "")?;
-    event.idempotency.extend(idempotency::key(&request, &body)?);
+    event.idempotency.extend(key);
     let (event_type, external_id) = (event.event_type.clone(), event.external_id.clone());
     let accepted = submit(&app, event).await?;
     metrics::EVENTS_ACCEPTED.inc();
@@ -344,6 +346,11 @@ pub(super) fn refused(refusal: Refusal) -> ApiError {
         Refusal::Unchecked(_) | Refusal::Restless => ApiError::new(
             Kind::Overloaded,
             "the configuration changes faster than it can be read; nothing was stored",
+        ),
+        Refusal::TooLate => ApiError::field(
+            Kind::InvalidFields,
+            "/deliver_before",
+            event_body::OVER.to_owned(),
         ),
         Refusal::Mismatch(space) => idempotency::mismatch(space),
         Refusal::NotStorable => ApiError::new(Kind::NotStorable, "the database refuses this event"),

@@ -524,3 +524,41 @@ async fn an_external_id_is_shown_and_a_filter_of_its_tenant_only() {
     let theirs = other.get(&format!("/v1/events?{filter}")).await.expect(200);
     assert_eq!(theirs["data"], json!([]));
 }
+
+#[tokio::test]
+async fn an_event_that_was_accepted_in_time_has_its_reply_when_its_time_is_over() {
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let body =
+        r#"{"type":"a","payload":1,"deliver_before":"2999-01-01T00:00:00Z","external_id":"x"}"#;
+    let first = keyed(&server, &tenant, "k", body).await.expect(202);
+    let over =
+        r#"{"type":"a","payload":1,"deliver_before":"2001-01-01T00:00:00Z","external_id":"x"}"#;
+    // As if the time that it named were over: the same body, under the fingerprints of this one.
+    let session = database.session().await;
+    for (key, text) in [("over", over), ("later", over)] {
+        let problem = keyed(&server, &tenant, key, &text.replace("\"x\"", "\"y\""))
+            .await
+            .problem(422, "invalid-fields");
+        assert_eq!(problem["errors"][0]["pointer"], "/deliver_before");
+    }
+    assert_eq!(
+        count(&session, "idempotency_keys").await,
+        2,
+        "none was used up"
+    );
+    let print =
+        shared::domain::idempotency::IdempotencyKey::of_request("k", "/v1/events", over.as_bytes());
+    session
+        .execute(
+            "UPDATE idempotency_keys SET body_hash = $1 WHERE key = 'k:k'",
+            &[&&print.fingerprint[..]],
+        )
+        .await
+        .unwrap();
+
+    let again = keyed(&server, &tenant, "k", over).await.expect(202);
+
+    assert_eq!(again, first);
+    assert_eq!(count(&session, "events").await, 1);
+}

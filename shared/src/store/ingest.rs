@@ -155,6 +155,8 @@ pub struct Inserted {
     pub replays: Vec<(usize, Uuid)>,
     /// Not inserted: a key of theirs, of this space, stands for another body.
     pub mismatches: Vec<(usize, KeySpace)>,
+    /// Not inserted: nobody would be sent them any more.
+    pub late: Vec<usize>,
 }
 
 /// An endpoint as ingest sees it.
@@ -411,6 +413,7 @@ fn inserted(row: &Row) -> Result<Inserted, StoreError> {
         repeated: positions(row.try_get(2)?),
         replays: Vec::new(),
         mismatches: Vec::new(),
+        late: Vec::new(),
     })
 }
 

@@ -51,7 +51,7 @@ async fn insert(ingest: &Ingest, tenant: i32, events: &[(Uuid, i64)]) -> (Vec<us
         };
         batch.push(event, std::iter::once(delivery));
     }
-    let inserted = ingest.insert_keyed(&batch).await.unwrap();
+    let inserted = ingest.insert_keyed(&batch, wall_time()).await.unwrap();
     (inserted.stale, inserted.repeated)
 }
 

@@ -22,6 +22,7 @@
 //! - All statements are sent at once, and the transaction is never left open by a lost client for
 //!   longer than `idle_in_transaction_session_timeout`.
 
+use time::OffsetDateTime;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -61,6 +62,7 @@ WHERE k.expires_at <= now()";
 /// `held`: what each key stands for now. `lost`: events with a key that stands for another one; what
 /// they claimed stands for nothing. `taken`: by the event, what answers instead of it: another event,
 /// or a body that is not the same. `again`: its keys stand for events of this batch that are lost.
+/// One whose `deliver_before` is over ($26) is answered by its keys, but not inserted.
 /// Uses `idempotency_keys_pkey`.
 pub(super) const INSERT_KEYED: &str = "
 WITH ev AS MATERIALIZED (
@@ -89,7 +91,8 @@ taken AS MATERIALIZED (
   ORDER BY ord, open, key COLLATE \"C\"),
 again AS MATERIALIZED (SELECT ord FROM taken WHERE open),
 fresh AS MATERIALIZED (
-  SELECT * FROM (SELECT known.*, known.ord IN (SELECT ord FROM taken) AS taken FROM known OFFSET 0) x WHERE NOT taken),
+  SELECT * FROM (SELECT known.*, known.ord IN (SELECT ord FROM taken) AS taken FROM known OFFSET 0) x
+  WHERE NOT taken AND (deliver_before IS NULL OR deliver_before > $26)),
 made AS (
   INSERT INTO events (id, tenant_id, type_id, deliver_before, order_key, order_seq, external_id, channels, payload, fan_endpoint, fan_delivery)
   SELECT id, tenant_id, type_id, deliver_before, order_key, order_seq, external_id, string_to_array(channels, E'\\x1f'), payload,
@@ -128,7 +131,8 @@ SELECT clock_timestamp(),
        ARRAY(SELECT ord::int4 FROM settled ORDER BY ord),
        ARRAY(SELECT event_id FROM settled ORDER BY ord),
        ARRAY(SELECT ord::int4 FROM taken WHERE NOT same AND NOT ord IN (SELECT ord FROM again) ORDER BY ord),
-       ARRAY(SELECT key FROM taken WHERE NOT same AND NOT ord IN (SELECT ord FROM again) ORDER BY ord)";
+       ARRAY(SELECT key FROM taken WHERE NOT same AND NOT ord IN (SELECT ord FROM again) ORDER BY ord),
+       ARRAY(SELECT ord::int4 FROM known WHERE deliver_before <= $26 AND NOT ord IN (SELECT ord FROM taken) ORDER BY ord)";
 
 impl Ingest {
     /// Inserts a batch made by [`Batch::keyed`]; when this returns `Ok` it is durable (D2).
@@ -136,13 +140,18 @@ impl Ingest {
     /// # Errors
     /// As [`Ingest::insert`], and [`StoreError::Contention`] when another process holds a key for
     /// longer than the lock timeout.
-    pub async fn insert_keyed(&self, batch: &Batch<'_>) -> Result<Inserted, StoreError> {
+    pub async fn insert_keyed(
+        &self,
+        batch: &Batch<'_>,
+        now: OffsetDateTime,
+    ) -> Result<Inserted, StoreError> {
         let (tenants, versions): (Vec<i32>, Vec<i64>) = batch.versions.iter().unzip();
         let Some(keys) = &batch.keys else {
             return Err(StoreError::Other("a batch without keys".to_owned()));
         };
         let mut columns = batch.columns(&tenants, &versions).to_vec();
         columns.extend(keys.columns());
+        columns.push(&now);
         let order: [&(dyn ToSql + Sync); 1] = [&keys.order_keys];
         let claims = keys.claim();
         let transaction = async {
@@ -211,6 +220,7 @@ fn settled(row: &Row) -> Result<Inserted, StoreError> {
             .into_iter()
             .zip(events)
             .collect(),
+        late: super::positions(row.try_get(7)?),
         mismatches: super::positions(row.try_get(5)?)
             .into_iter()
             .zip(spaces)
