@@ -7,8 +7,10 @@
 //!
 //! Not here: sending. The API and the worker meet in the database only.
 
+mod audit;
 mod auth;
 mod config;
+mod connections;
 mod health;
 mod ingest;
 mod instant;
@@ -17,6 +19,7 @@ mod metrics;
 mod openapi;
 mod paging;
 mod problem;
+mod quotas;
 mod request_id;
 mod routes;
 mod startup;

@@ -16,7 +16,13 @@ use crate::routes;
         title = "Postrider",
         description = "Outbound webhooks and postbacks: post events, and they are delivered, signed and retried."
     ),
-    paths(routes::endpoint_health::show),
+    paths(
+        routes::endpoint_health::show,
+        routes::limits::show,
+        routes::limits::set,
+        routes::audit_log::list,
+        routes::audit_log::list_all,
+    ),
     components(schemas(Problem<'_>, FieldError)),
     modifiers(&Keys),
     security(("key" = []))

@@ -14,7 +14,7 @@ use shared::store::StoreError;
 use utoipa::ToSchema;
 
 /// Seconds that a client should wait when we are overloaded or the database is away.
-const RETRY_AFTER: u32 = 1;
+const RETRY_AFTER: u64 = 1;
 
 /// What went wrong, as a class that clients can react to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,9 @@ pub(crate) enum Kind {
     NotSupported,
     LimitReached,
     NotStorable,
+    RateLimited,
+    QuotaReached,
+    TooManyFailures,
     Internal,
     Overloaded,
     Unavailable,
@@ -57,6 +60,9 @@ impl Kind {
             Self::NotSupported => (422, "not-supported", "This version cannot do this"),
             Self::LimitReached => (422, "limit-reached", "A limit is reached"),
             Self::NotStorable => (422, "not-storable", "The data cannot be stored"),
+            Self::RateLimited => (429, "rate-limited", "Too much with this key"),
+            Self::QuotaReached => (429, "quota-reached", "The tenant's quota is used up"),
+            Self::TooManyFailures => (429, "too-many-failures", "Too many keys that do not exist"),
             Self::Internal => (500, "internal", "Something went wrong on our side"),
             Self::Overloaded => (503, "overloaded", "Too much at once; try again"),
             Self::Unavailable => (503, "unavailable", "Not available at the moment; try again"),
@@ -80,6 +86,8 @@ pub(crate) struct ApiError {
     errors: Vec<FieldError>,
     /// For `Allow` on 405.
     allow: Option<&'static str>,
+    /// Seconds, for `Retry-After` where it is not [`RETRY_AFTER`].
+    retry_after: Option<u64>,
 }
 
 impl ApiError {
@@ -89,7 +97,21 @@ impl ApiError {
             detail: detail.into(),
             errors: Vec::new(),
             allow: None,
+            retry_after: None,
         }
+    }
+
+    /// The same, to be tried again after so many seconds.
+    pub(crate) fn retry_after(self, seconds: u64) -> Self {
+        Self {
+            retry_after: Some(seconds),
+            ..self
+        }
+    }
+
+    /// What went wrong.
+    pub(crate) const fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// Some fields are not valid; each is named.
@@ -196,8 +218,9 @@ impl ResponseError for ApiError {
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         ));
-        if status == 503 {
-            reply.insert_header((header::RETRY_AFTER, RETRY_AFTER.to_string()));
+        if status == 503 || status == 429 {
+            let seconds = self.retry_after.unwrap_or(RETRY_AFTER);
+            reply.insert_header((header::RETRY_AFTER, seconds.to_string()));
         }
         if status == 401 {
             reply.insert_header((header::WWW_AUTHENTICATE, "Bearer"));

@@ -7,11 +7,12 @@ use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use deadpool_postgres::Transaction;
 use serde_json::{Map, Value, json};
+use shared::domain::audit::Object;
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointId, SLOT_COUNT, Slot, TenantKey, new_v7};
 use shared::runtime::jitter;
 use shared::store::endpoints::{self as store, Endpoint, EndpointDraft};
-use shared::store::notify;
+use shared::store::{limits, notify};
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
@@ -19,6 +20,7 @@ use super::endpoint_document::{self as document, Rules};
 use super::{
     App, State, endpoint_secrets as secrets, json as reply, path_id, refuse_idempotency_key,
 };
+use crate::audit;
 use crate::auth::{Caller, Scope};
 use crate::json::{self, Fields};
 use crate::paging::Query;
@@ -96,6 +98,7 @@ pub(super) async fn create(
 
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
+    make_room(&*transaction, caller).await?;
     let made = store::create(
         &transaction,
         caller.tenant,
@@ -109,6 +112,16 @@ pub(super) async fn create(
         return Err(ApiError::new(Kind::LimitReached, detail));
     };
     secrets::ensure_pair(&app, &transaction, &endpoint).await?;
+    let object = Object::new("endpoint", id);
+    audit::record(
+        &*transaction,
+        &request,
+        caller,
+        "endpoint.created",
+        object,
+        &[],
+    )
+    .await?;
     transaction.commit().await?;
 
     let mut document = read_and_shown(&app, &**client, &endpoint, caller).await?;
@@ -116,6 +129,19 @@ pub(super) async fn create(
         map.insert("secret".to_owned(), json!(secret.reveal()));
     }
     reply(StatusCode::CREATED, &document)
+}
+
+/// Refuses a new endpoint where the tenant has as many as it may have. Parallel requests may exceed that by
+/// their number.
+async fn make_room(client: &impl GenericClient, caller: Caller) -> Result<(), ApiError> {
+    let Some(most) = caller.limits.max_endpoints else {
+        return Ok(());
+    };
+    if limits::count_endpoints(client, caller.tenant).await? < i64::from(most) {
+        return Ok(());
+    }
+    let detail = format!("the tenant has {most} endpoints, which is its limit");
+    Err(ApiError::new(Kind::LimitReached, detail))
 }
 
 /// `GET /v1/endpoints`
@@ -155,7 +181,10 @@ pub(super) async fn change(
     let id: EndpointId = path_id(&request, "id")?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let patch = patch(&body)?;
-    let document = update(&app, caller, id.0, |current| {
+    let names: Vec<String> = patch.keys().cloned().collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let change = ("endpoint.updated", names.as_slice());
+    let document = update(&app, &request, (caller, id.0), change, |current| {
         let opened = document::open(current, &app.config.master_keys).ok_or_else(|| {
             ApiError::new(
                 Kind::Internal,
@@ -204,7 +233,12 @@ async fn set_state(
     state: EndpointState,
 ) -> Result<Value, ApiError> {
     let (caller, id) = to_change(app, request).await?;
-    update(app, caller, id.0, |current| {
+    let action = match state {
+        EndpointState::Enabled => "endpoint.enabled",
+        EndpointState::Disabled => "endpoint.disabled",
+        EndpointState::Deleted => "endpoint.deleted",
+    };
+    update(app, request, (caller, id.0), (action, &[]), |current| {
         Ok(EndpointDraft {
             state,
             ..current.draft.clone()
@@ -226,8 +260,9 @@ pub(super) async fn locked(
 /// Changes an endpoint in one transaction, and shows it; to what it is already changes nothing at all.
 async fn update(
     app: &App,
-    caller: Caller,
-    id: Uuid,
+    request: &HttpRequest,
+    (caller, id): (Caller, Uuid),
+    (action, names): (&'static str, &[&str]),
     change: impl FnOnce(&Endpoint) -> Result<EndpointDraft, ApiError>,
 ) -> Result<Value, ApiError> {
     let mut client = app.client().await?;
@@ -240,6 +275,8 @@ async fn update(
     }
     let endpoint = store::update(&transaction, caller.tenant, &current, &draft).await?;
     secrets::ensure_pair(app, &transaction, &endpoint).await?;
+    let object = Object::new("endpoint", id);
+    audit::record(&*transaction, request, caller, action, object, names).await?;
     transaction.commit().await?;
     notify::commands(&**client).await;
     read_and_shown(app, &**client, &endpoint, caller).await

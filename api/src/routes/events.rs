@@ -33,7 +33,12 @@ pub(super) async fn publish(
         crate::json::read(&request, payload, most.saturating_add(event_body::ENVELOPE)).await?;
     let event = event_body::parse(&body, caller.tenant, most, app.clock.now())?;
     let event_type = event.event_type.clone();
+    let quota = (caller.tenant, caller.limits);
+    let reserved = app.quotas.reserve(quota, 1, app.clock.now()).await?;
     let accepted = app.queues.submit(event).await.map_err(refused)?;
+    if let Some(reserved) = reserved {
+        reserved.keep(1);
+    }
     metrics::EVENTS_ACCEPTED.inc();
     metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());
     let mut reply = Vec::with_capacity(512);

@@ -1,6 +1,7 @@
 //! All routes, in one table, and what they share.
 
 mod admin;
+pub(crate) mod audit_log;
 mod deliveries;
 mod endpoint_document;
 pub(crate) mod endpoint_health;
@@ -9,41 +10,43 @@ mod endpoints;
 mod event_body;
 mod events;
 mod health;
+pub(crate) mod limits;
 
 use std::sync::Arc;
 
 use actix_web::http::{StatusCode, header};
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource};
-use deadpool_postgres::Pool;
 use serde::Serialize;
 use shared::runtime::clock::DatabaseClock;
-use shared::store::StoreError;
 use utoipa::OpenApi as _;
 
 use crate::auth::Auth;
 use crate::config::Config;
+use crate::connections::Connections;
 use crate::ingest::Queues;
 use crate::openapi;
 use crate::problem::{ApiError, Kind};
+use crate::quotas::Quotas;
 
 /// What every handler can reach.
 pub(crate) struct State {
     pub(crate) config: Config,
-    pub(crate) pool: Pool,
+    pub(crate) connections: Connections,
     pub(crate) auth: Arc<Auth>,
     pub(crate) queues: Arc<Queues>,
     pub(crate) clock: Arc<DatabaseClock>,
     pub(crate) health: Arc<crate::health::Health>,
     pub(crate) slots: endpoints::NextSlot,
+    pub(crate) quotas: Arc<Quotas>,
 }
 
 pub(crate) use endpoints::NextSlot;
 
 impl State {
-    /// A connection of the pool. Give it back before anything but the database is waited for.
+    /// See [`Connections::get`].
     async fn client(&self) -> Result<deadpool_postgres::Client, ApiError> {
-        Ok(self.pool.get().await.map_err(StoreError::from)?)
+        Ok(self.connections.get().await?)
     }
 }
 
@@ -109,9 +112,27 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
             .route(web::post().to(admin::create_key)),
     )
     .service(
-        path("/v1/admin/{owner}/{id}/keys/{key}", "DELETE")
+        path("/v1/admin/{owner}/{id}/keys/{key}", "PATCH, DELETE")
+            .route(web::patch().to(admin::change_key))
             .route(web::delete().to(admin::revoke_key)),
     )
+    .service(
+        path("/v1/tenants/{id}/keys", "GET, POST")
+            .route(web::get().to(admin::keys))
+            .route(web::post().to(admin::create_key)),
+    )
+    .service(
+        path("/v1/tenants/{id}/keys/{key}", "PATCH, DELETE")
+            .route(web::patch().to(admin::change_key))
+            .route(web::delete().to(admin::revoke_key)),
+    )
+    .service(
+        path("/v1/admin/{owner}/{id}/limits", "GET, PUT")
+            .route(web::get().to(limits::show))
+            .route(web::put().to(limits::set)),
+    )
+    .service(path("/v1/audit-log", "GET").route(web::get().to(audit_log::list)))
+    .service(path("/v1/admin/audit-log", "GET").route(web::get().to(audit_log::list_all)))
     .service(path("/openapi.json", "GET").route(web::get().to(document)))
     .service(path("/health/live", "GET").route(web::get().to(health::live)))
     .service(path("/health/ready", "GET").route(web::get().to(health::ready)))

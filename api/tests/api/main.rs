@@ -8,6 +8,7 @@
 )]
 
 mod app;
+mod audit_log;
 mod auth;
 mod bad_input;
 mod client_certificates;
@@ -18,6 +19,8 @@ mod endpoint_url;
 mod endpoints;
 mod health;
 mod ingest;
+mod keys;
+mod limits;
 mod lists;
 mod ordered;
 mod proxy;

@@ -59,6 +59,11 @@ pub const MIGRATIONS: &[Migration] = migrations![
     ),
     (9, "add_key_pairs", "0009_add_key_pairs.sql"),
     (10, "add_pauses", "0010_add_pauses.sql"),
+    (
+        11,
+        "add_limits_and_audit_log",
+        "0011_add_limits_and_audit_log.sql"
+    ),
 ];
 
 /// The schema that this program reads and writes.

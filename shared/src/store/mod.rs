@@ -9,6 +9,7 @@
 //! A new module adds its list there. Utility statements that cannot be prepared (DDL) stay out.
 
 pub mod attempts;
+pub mod audit_log;
 pub mod backlog;
 pub mod commands;
 pub mod deliveries;
@@ -23,6 +24,7 @@ pub mod health;
 pub mod ingest;
 pub mod keys;
 pub mod leases;
+pub mod limits;
 pub mod migrate;
 pub mod notices;
 pub mod notify;
@@ -51,6 +53,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         recovery::STATEMENTS,
         commands::STATEMENTS,
         attempts::STATEMENTS,
+        audit_log::STATEMENTS,
         deliveries::STATEMENTS,
         endpoints::STATEMENTS,
         events::STATEMENTS,
@@ -64,6 +67,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         partitions::STATEMENTS,
         pauses::STATEMENTS,
         leases::STATEMENTS,
+        limits::STATEMENTS,
         retention::STATEMENTS,
         sealed::STATEMENTS,
         backlog::STATEMENTS,

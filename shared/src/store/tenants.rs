@@ -16,12 +16,12 @@ const CREATE_ORGANIZATION: &str = "
 INSERT INTO organizations (public_id, name) VALUES ($1, $2) RETURNING id, public_id, name, created_at";
 
 const FIND_ORGANIZATION: &str =
-    "SELECT id, public_id, name, created_at FROM organizations WHERE public_id = $1";
+    "SELECT id, public_id, name, created_at FROM organizations WHERE public_id = $1 AND deleted_at IS NULL";
 
 /// Uses `organizations_public_id_key`.
 const LIST_ORGANIZATIONS: &str = "
 SELECT id, public_id, name, created_at FROM organizations
-WHERE ($1::uuid IS NULL OR public_id < $1) ORDER BY public_id DESC LIMIT $2";
+WHERE deleted_at IS NULL AND ($1::uuid IS NULL OR public_id < $1) ORDER BY public_id DESC LIMIT $2";
 
 const CREATE_TENANT: &str = "
 WITH made AS (
@@ -33,11 +33,11 @@ FROM made t LEFT JOIN organizations o ON o.id = t.organization_id";
 const FIND_TENANT: &str = "
 SELECT t.id, t.public_id, o.public_id, t.external_id, t.name, t.created_at
 FROM tenants t LEFT JOIN organizations o ON o.id = t.organization_id
-WHERE t.public_id = $1 AND ($2::int4 IS NULL OR t.organization_id = $2)";
+WHERE t.public_id = $1 AND ($2::int4 IS NULL OR t.organization_id = $2) AND t.deleted_at IS NULL AND o.deleted_at IS NULL";
 
 /// Uses `tenants_organization_id_external_id_key`.
 const FIND_BY_EXTERNAL_ID: &str =
-    "SELECT id, public_id FROM tenants WHERE organization_id = $1 AND external_id = $2";
+    "SELECT id, public_id FROM tenants WHERE organization_id = $1 AND external_id = $2 AND deleted_at IS NULL";
 
 /// A parallel first use makes one tenant: the loser of the race finds the winner's.
 const ENSURE_BY_EXTERNAL_ID: &str = "
@@ -48,7 +48,7 @@ ON CONFLICT (organization_id, external_id) DO NOTHING";
 const LIST_TENANTS: &str = "
 SELECT t.id, t.public_id, o.public_id, t.external_id, t.name, t.created_at
 FROM tenants t LEFT JOIN organizations o ON o.id = t.organization_id
-WHERE ($1::int4 IS NULL OR t.organization_id = $1) AND ($2::uuid IS NULL OR t.public_id < $2)
+WHERE t.deleted_at IS NULL AND ($1::int4 IS NULL OR t.organization_id = $1) AND ($2::uuid IS NULL OR t.public_id < $2)
 ORDER BY t.public_id DESC LIMIT $3";
 
 /// Every statement here, for the test that prepares them.
