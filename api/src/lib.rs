@@ -18,6 +18,7 @@ mod json;
 mod metrics;
 mod openapi;
 mod paging;
+mod patience;
 mod problem;
 mod quotas;
 mod request_id;

@@ -189,7 +189,8 @@ impl Page {
             .map(|last| self.cursor(id(last)))
     }
 
-    fn cursor(&self, last: Uuid) -> String {
+    /// The cursor of what comes after this id.
+    pub(crate) fn cursor(&self, last: Uuid) -> String {
         let mut bytes = self.filters.to_vec();
         bytes.extend_from_slice(last.as_bytes());
         URL_SAFE_NO_PAD.encode(bytes)

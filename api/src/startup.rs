@@ -217,7 +217,7 @@ fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>, pool: Pool)
     let auth = Arc::clone(&state.auth);
     tasks.start("key use", move |stop| {
         let auth = Arc::clone(&auth);
-        every(NOTE_USED, stop, async move || {
+        every_and_at_the_end(NOTE_USED, stop, async move || {
             if let Err(error) = auth.note_used().await {
                 tracing::debug!(%error, "it was not noted which keys were used");
             }
@@ -235,7 +235,7 @@ fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>, pool: Pool)
     let (quotas, clock) = (Arc::clone(&state.quotas), Arc::clone(&state.clock));
     tasks.start("quotas", move |stop| {
         let (quotas, clock) = (Arc::clone(&quotas), Arc::clone(&clock));
-        every(WRITE_COUNTS, stop, async move || {
+        every_and_at_the_end(WRITE_COUNTS, stop, async move || {
             if let Err(error) = quotas.write(clock.now().date()).await {
                 tracing::warn!(%error, "the events of tenants with a quota were not written; trying again");
             }
@@ -247,6 +247,20 @@ fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>, pool: Pool)
             metrics::observe_pool(&pool)
         })
     });
+}
+
+/// The same, and once more when the process stops: what it remembers is not lost.
+async fn every_and_at_the_end(
+    interval: Duration,
+    stop: CancellationToken,
+    mut act: impl AsyncFnMut(),
+) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(interval) => act().await,
+            () = stop.cancelled() => return act().await,
+        }
+    }
 }
 
 async fn every(interval: Duration, stop: CancellationToken, mut act: impl AsyncFnMut()) {

@@ -320,7 +320,9 @@ pub(super) async fn own_tenant(
 pub(super) fn key_rate(fields: &mut Fields) -> Option<KeyRate> {
     fields
         .nested("rate_limit", |inner| {
-            inner.required("per_second");
+            if !inner.names().iter().any(|name| name == "per_second") {
+                inner.required("per_second");
+            }
             let per_second = inner.number("per_second", 1, MOST_RATE)?;
             let burst = inner.number("burst", 1, MOST_RATE);
             Some(KeyRate {
@@ -392,7 +394,7 @@ fn organization(organization: Organization) -> Value {
     })
 }
 
-fn tenant(tenant: Tenant) -> Value {
+pub(super) fn tenant(tenant: Tenant) -> Value {
     json!({
         "id": TenantId(tenant.id),
         "organization_id": tenant.organization.map(OrganizationId),

@@ -64,7 +64,6 @@ struct AuditObject {
 
 /// A page of the audit log.
 #[derive(Serialize, ToSchema)]
-#[expect(dead_code, reason = "the shape of a page, for the document")]
 pub(crate) struct AuditList {
     data: Vec<AuditEntry>,
     next_cursor: Option<String>,

@@ -14,18 +14,24 @@ use time::format_description::well_known::Rfc3339;
 use tokio_postgres::IsolationLevel;
 use uuid::Uuid;
 
-use super::{App, json as reply, path_id, refuse_idempotency_key};
-use crate::auth::Scope;
+use super::{App, json as reply, organization_lists, path_id, refuse_idempotency_key};
+use crate::auth::{Readers, Scope};
 use crate::paging::{List, Query};
 use crate::problem::{ApiError, Kind};
 
 /// `GET /v1/deliveries`
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let readers = app.auth.readers(&request, Scope::Read).await?;
     let known = &["status", "endpoint_id", "since", "until", "limit", "cursor"];
     let query = Query::parse(&request, known)?;
     let page = query.page()?;
     let status = query.get("status").map(status).transpose()?;
+    let tenant = match readers {
+        Readers::Tenant(tenant) => tenant,
+        Readers::Organization(all) => {
+            return organization_lists::deliveries(&app, all, &query, status).await;
+        }
+    };
     let endpoint: Option<EndpointId> = query.id("endpoint_id")?;
     let range = query.id_range(page.before)?;
     let mut client = app.client().await?;

@@ -18,12 +18,13 @@ use uuid::Uuid;
 
 use super::endpoint_document::{self as document, Rules};
 use super::{
-    App, State, endpoint_secrets as secrets, json as reply, path_id, refuse_idempotency_key,
+    App, State, endpoint_secrets as secrets, json as reply, organization_lists, path_id,
+    refuse_idempotency_key,
 };
 use crate::audit;
-use crate::auth::{Caller, Scope};
+use crate::auth::{Caller, Readers, Scope};
 use crate::json::{self, Fields};
-use crate::paging::Query;
+use crate::paging::{List, Query};
 use crate::problem::{ApiError, Kind};
 
 /// Hands out slots in turn, from a random one: endpoints made by one process spread evenly.
@@ -146,18 +147,32 @@ async fn make_room(client: &impl GenericClient, caller: Caller) -> Result<(), Ap
 
 /// `GET /v1/endpoints`
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let readers = app.auth.readers(&request, Scope::Read).await?;
     let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
-    let client = app.client().await?;
-    let rows = store::list(&**client, tenant, page.before, page.fetch()).await?;
-    let keys = secrets::public_keys(&**client, &rows).await?;
-    drop(client);
-    let show = |row: Endpoint| {
-        let keys = keys.get(&row.key).map_or(&[][..], Vec::as_slice);
-        shown(&app, &row, keys)
+    let tenant = match readers {
+        Readers::Tenant(tenant) => tenant,
+        Readers::Organization(all) => return organization_lists::endpoints(&app, all, page).await,
     };
-    let list = page.reply(rows, |row| row.id, show);
-    reply(StatusCode::OK, &list)
+    let client = app.client().await?;
+    let mut rows = store::list(&**client, tenant, page.before, page.fetch()).await?;
+    let next = page.cut(&mut rows, |row| row.id);
+    let data = documents(&app, &**client, &rows).await?;
+    drop(client);
+    reply(StatusCode::OK, &List::new(data, next))
+}
+
+/// Endpoints as clients see them, with their public keys.
+pub(super) async fn documents(
+    state: &State,
+    client: &impl GenericClient,
+    endpoints: &[Endpoint],
+) -> Result<Vec<Value>, ApiError> {
+    let keys = secrets::public_keys(client, endpoints).await?;
+    let show = |row: &Endpoint| {
+        let keys = keys.get(&row.key).map_or(&[][..], Vec::as_slice);
+        shown(state, row, keys)
+    };
+    Ok(endpoints.iter().map(show).collect())
 }
 
 /// `GET /v1/endpoints/{id}`

@@ -12,8 +12,10 @@ use shared::store::events::{self as store, Event};
 use time::format_description::well_known::Rfc3339;
 
 use super::deliveries as delivery_routes;
-use super::{App, event_body, json as reply, path_id, refuse_idempotency_key};
-use crate::auth::Scope;
+use super::{
+    App, event_body, json as reply, organization_lists, path_id, refuse_idempotency_key,
+};
+use crate::auth::{Readers, Scope};
 use crate::ingest::{Accepted, Refusal};
 use crate::metrics;
 use crate::paging::{List, Query};
@@ -57,8 +59,12 @@ pub(super) async fn publish(
 
 /// `GET /v1/events`
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let readers = app.auth.readers(&request, Scope::Read).await?;
     let query = Query::parse(&request, &["type", "since", "until", "limit", "cursor"])?;
+    let tenant = match readers {
+        Readers::Tenant(tenant) => tenant,
+        Readers::Organization(all) => return organization_lists::events(&app, all, &query).await,
+    };
     let page = query.page()?;
     let range = query.id_range(page.before)?;
     let client = app.client().await?;
@@ -84,9 +90,15 @@ pub(super) async fn payload(app: App, request: HttpRequest) -> Result<HttpRespon
     let client = app.client().await?;
     let found = store::payload(&**client, tenant, id.0).await?;
     drop(client);
+    let payload = found.ok_or_else(missing)?;
+    // No JSON text is empty.
+    if payload.is_empty() {
+        let detail = "the payload of this event was expunged; it cannot be read or sent again";
+        return Err(ApiError::new(Kind::Expunged, detail));
+    }
     Ok(HttpResponse::Ok()
         .insert_header((header::CONTENT_TYPE, "application/json"))
-        .body(found.ok_or_else(missing)?))
+        .body(payload))
 }
 
 /// `GET /v1/events/{id}/deliveries`
@@ -111,7 +123,7 @@ fn missing() -> ApiError {
     ApiError::not_found("event")
 }
 
-fn document(event: Event) -> Value {
+pub(super) fn document(event: Event) -> Value {
     json!({
         "id": EventId(event.id),
         "external_id": Value::Null,

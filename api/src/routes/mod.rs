@@ -11,10 +11,15 @@ mod event_body;
 mod events;
 mod health;
 pub(crate) mod limits;
+mod organization_lists;
+pub(crate) mod removals;
 
 use std::sync::Arc;
 
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
 use actix_web::http::{StatusCode, header};
+use actix_web::middleware::from_fn;
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource};
 use serde::Serialize;
@@ -25,7 +30,7 @@ use crate::auth::Auth;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::ingest::Queues;
-use crate::openapi;
+use crate::{openapi, patience};
 use crate::problem::{ApiError, Kind};
 use crate::quotas::Quotas;
 
@@ -61,7 +66,11 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
             .route(web::post().to(events::publish)),
     )
     .service(path("/v1/events/{id}", "GET").route(web::get().to(events::show)))
-    .service(path("/v1/events/{id}/payload", "GET").route(web::get().to(events::payload)))
+    .service(
+        path("/v1/events/{id}/payload", "GET, DELETE")
+            .route(web::get().to(events::payload))
+            .route(web::delete().to(removals::expunge_event)),
+    )
     .service(path("/v1/events/{id}/deliveries", "GET").route(web::get().to(events::deliveries)))
     .service(path("/v1/deliveries", "GET").route(web::get().to(deliveries::list)))
     .service(path("/v1/deliveries/{id}", "GET").route(web::get().to(deliveries::show)))
@@ -131,6 +140,29 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
             .route(web::get().to(limits::show))
             .route(web::put().to(limits::set)),
     )
+    .service(
+        path("/v1/tenants/{id}", "GET, DELETE")
+            .route(web::get().to(removals::own_tenant))
+            .route(web::delete().to(removals::delete_own_tenant)),
+    )
+    .service(
+        path("/v1/admin/tenants/{id}", "DELETE")
+            .route(web::delete().to(removals::delete_tenant)),
+    )
+    .service(
+        path("/v1/admin/organizations/{id}", "DELETE")
+            .route(web::delete().to(removals::delete_organization)),
+    )
+    .service(
+        path("/v1/admin/tenants/{id}/expunge", "POST")
+            .route(web::post().to(removals::expunge_tenant)),
+    )
+    .service(path("/v1/expunge", "POST").route(web::post().to(removals::expunge)))
+    .service(path("/v1/removals/{id}", "GET").route(web::get().to(removals::show)))
+    .service(path("/v1/admin/removals", "GET").route(web::get().to(removals::list)))
+    .service(
+        path("/v1/admin/removals/{id}", "GET").route(web::get().to(removals::show_any)),
+    )
     .service(path("/v1/audit-log", "GET").route(web::get().to(audit_log::list)))
     .service(path("/v1/admin/audit-log", "GET").route(web::get().to(audit_log::list_all)))
     .service(path("/openapi.json", "GET").route(web::get().to(document)))
@@ -139,9 +171,20 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
     .default_service(web::route().to(nothing_here));
 }
 
-/// A path that answers other methods with 405 and what it does allow.
-fn path(pattern: &str, allow: &'static str) -> Resource {
-    web::resource(pattern).default_service(
+/// A path that answers other methods with 405 and what it does allow, and waits for the database.
+fn path(
+    pattern: &str,
+    allow: &'static str,
+) -> Resource<
+    impl ServiceFactory<
+        ServiceRequest,
+        Config = (),
+        Response = ServiceResponse<impl MessageBody + use<>>,
+        Error = actix_web::Error,
+        InitError = (),
+    > + use<>,
+> {
+    web::resource(pattern).wrap(from_fn(patience::wait)).default_service(
         web::route()
             .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
     )

@@ -66,6 +66,8 @@ coded! {
         Cancelled = 4 "cancelled",
         /// The receiver answered 410.
         Gone = 5 "gone",
+        /// The event's payload was expunged before it was delivered.
+        Expunged = 6 "expunged",
     }
 }
 
@@ -75,7 +77,7 @@ impl CloseReason {
     pub const fn status(self) -> Status {
         match self {
             Self::EndpointDisabled | Self::BacklogFull | Self::Gone => Status::Skipped,
-            Self::EndpointDeleted | Self::Cancelled => Status::Cancelled,
+            Self::EndpointDeleted | Self::Cancelled | Self::Expunged => Status::Cancelled,
         }
     }
 }

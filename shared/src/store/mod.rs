@@ -28,11 +28,13 @@ pub mod limits;
 pub mod migrate;
 pub mod notices;
 pub mod notify;
+pub mod organization_lists;
 pub mod partitions;
 pub mod pauses;
 pub mod pool;
 pub mod queue;
 pub mod recovery;
+pub mod removals;
 pub mod retention;
 pub mod sealed;
 pub mod slots;
@@ -64,10 +66,12 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         notify::STATEMENTS,
         tenants::STATEMENTS,
         migrate::STATEMENTS,
+        organization_lists::STATEMENTS,
         partitions::STATEMENTS,
         pauses::STATEMENTS,
         leases::STATEMENTS,
         limits::STATEMENTS,
+        removals::STATEMENTS,
         retention::STATEMENTS,
         sealed::STATEMENTS,
         backlog::STATEMENTS,

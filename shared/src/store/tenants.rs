@@ -35,6 +35,8 @@ SELECT t.id, t.public_id, o.public_id, t.external_id, t.name, t.created_at
 FROM tenants t LEFT JOIN organizations o ON o.id = t.organization_id
 WHERE t.public_id = $1 AND ($2::int4 IS NULL OR t.organization_id = $2) AND t.deleted_at IS NULL AND o.deleted_at IS NULL";
 
+const PUBLIC_ID: &str = "SELECT public_id FROM tenants WHERE id = $1 AND deleted_at IS NULL";
+
 /// Uses `tenants_organization_id_external_id_key`.
 const FIND_BY_EXTERNAL_ID: &str =
     "SELECT id, public_id FROM tenants WHERE organization_id = $1 AND external_id = $2 AND deleted_at IS NULL";
@@ -60,6 +62,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("tenants.find", FIND_TENANT),
     ("tenants.find_by_external_id", FIND_BY_EXTERNAL_ID),
     ("tenants.ensure_by_external_id", ENSURE_BY_EXTERNAL_ID),
+    ("tenants.public_id", PUBLIC_ID),
     ("tenants.list", LIST_TENANTS),
 ];
 
@@ -166,6 +169,18 @@ pub async fn find(
 ) -> Result<Option<Tenant>, StoreError> {
     let row = client.query_opt(FIND_TENANT, &[&id, &organization]).await?;
     row.as_ref().map(tenant).transpose()
+}
+
+/// A tenant's public id.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn public_id(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+) -> Result<Option<Uuid>, StoreError> {
+    let row = client.query_opt(PUBLIC_ID, &[&tenant.0]).await?;
+    Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
 /// Finds a tenant by the organization's own name for it.

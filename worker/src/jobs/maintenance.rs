@@ -55,6 +55,7 @@ impl Job for Maintenance {
                 dead_letters.deleted = report.dead_letters,
                 idempotency_keys.deleted = report.idempotency_keys,
                 notices.deleted = report.notices,
+                audit_log.deleted = report.audit_log,
                 "forgot what was past its retention"
             );
         }
