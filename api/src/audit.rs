@@ -1,7 +1,7 @@
 //! The audit log as handlers use it: one line in the transaction of a change.
 //!
 //! ```ignore
-//! audit::record(&*transaction, &request, caller, "endpoint.updated", Object::new("endpoint", id), &fields).await?;
+//! audit::record(&*transaction, (&request, caller), "endpoint.updated", Object::new("endpoint", id), &fields).await?;
 //! ```
 
 use actix_web::HttpRequest;
@@ -63,8 +63,7 @@ impl From<OrganizationCaller> for Change {
 /// Records a change: `changed` are names of fields, never values (S2).
 pub(crate) async fn record(
     client: &impl GenericClient,
-    request: &HttpRequest,
-    by: impl Into<Change>,
+    (request, by): (&HttpRequest, impl Into<Change>),
     action: &'static str,
     object: Object,
     changed: &[&str],

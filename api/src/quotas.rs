@@ -92,11 +92,17 @@ impl Quotas {
         let events = i64::from(events);
         let of_day = count.day + count.here + events;
         let of_month = count.month + count.here + events;
-        if let Some(most) = limits.events_per_day.filter(|most| of_day > i64::from(*most)) {
+        if let Some(most) = limits
+            .events_per_day
+            .filter(|most| of_day > i64::from(*most))
+        {
             let tomorrow = now.date().next_day().unwrap_or(now.date());
             return Err(used_up("a day", most, tomorrow, now));
         }
-        if let Some(most) = limits.events_per_month.filter(|most| of_month > i64::from(*most)) {
+        if let Some(most) = limits
+            .events_per_month
+            .filter(|most| of_month > i64::from(*most))
+        {
             return Err(used_up("a month", most, next_month(now.date()), now));
         }
         count.here += events;

@@ -106,7 +106,11 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     );
     let connections = Connections::new(pool.clone(), config.deadline);
     let state = web::Data::new(State {
-        auth: Auth::new(connections.clone(), config.admin_token.clone(), config.limits),
+        auth: Auth::new(
+            connections.clone(),
+            config.admin_token.clone(),
+            config.limits,
+        ),
         slots: NextSlot::new(),
         quotas: Quotas::new(connections.clone()),
         connections,

@@ -73,10 +73,7 @@ pub(crate) async fn run(
             let transaction = begin(&mut session).await?;
             let made = tenants::create_organization(&transaction, &name).await;
             let made = made.map_err(store_failure)?;
-            let (whose, object) = (
-                (None, Some(made.key)),
-                Object::new("organization", made.id),
-            );
+            let (whose, object) = ((None, Some(made.key)), Object::new("organization", made.id));
             commit(transaction, whose, "organization.created", object).await?;
             let shown = Shown::from(made);
             output.result(&shown, |shown| shown.id.to_string());

@@ -6,8 +6,7 @@ use shared::runtime::program::Failure;
 use shared::runtime::settings::Settings;
 use shared::store::audit_log::{self, Author};
 use shared::store::migrate::{self, MigrateError};
-use shared::store::{Database, Role, Session, StoreError};
-use tokio_postgres::Transaction;
+use shared::store::{Database, Role, Session, StoreError, Transaction};
 
 /// The database that `DATABASE_URL` names.
 pub(crate) fn database(settings: &Settings) -> Result<Database, Failure> {

@@ -41,7 +41,11 @@ pub struct Context {
 pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
     let started = boot_time();
     if is_expunged(&job) {
-        return hand_over(&context, closed_as_expunged(*job, context.clock.at(started))).await;
+        return hand_over(
+            &context,
+            closed_as_expunged(*job, context.clock.at(started)),
+        )
+        .await;
     }
     let sent = match job.row.event.clone() {
         Some(event) => {

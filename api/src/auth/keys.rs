@@ -70,12 +70,7 @@ pub(super) struct Known {
 
 impl Known {
     /// `before`: what was known of it, whose bucket it keeps while the limit is the same.
-    fn new(
-        found: &FoundKey,
-        confirmed: BootTime,
-        default: Limits,
-        before: Option<&Self>,
-    ) -> Self {
+    fn new(found: &FoundKey, confirmed: BootTime, default: Limits, before: Option<&Self>) -> Self {
         let limit = found.rate.or(default.rate_limit);
         let kept = before.and_then(|before| before.rate.clone());
         let rate = limit.map(|limit| {

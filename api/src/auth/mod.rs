@@ -166,7 +166,10 @@ impl Auth {
         self.caller(request, &known).await
     }
 
-    #[expect(dead_code, reason = "POST /v1/events/batch calls it with its number of events")]
+    #[expect(
+        dead_code,
+        reason = "POST /v1/events/batch calls it with its number of events"
+    )]
     /// Counts further events against the limit of the request's key: one is counted already.
     pub(crate) async fn charge(&self, request: &HttpRequest, events: u32) -> Result<(), ApiError> {
         let known = self.keys.key(bearer(request)?, request).await?;
@@ -214,8 +217,7 @@ impl Auth {
                     ApiError::new(Kind::InvalidParameter, detail)
                 })?;
                 if selector == EVERY_TENANT {
-                    let detail =
-                        format!("`{TENANT_HEADER}: *` is for lists; name one tenant here");
+                    let detail = format!("`{TENANT_HEADER}: *` is for lists; name one tenant here");
                     return Err(ApiError::new(Kind::InvalidParameter, detail));
                 }
                 let selected = self.select(organization, selector, known).await?;
@@ -301,9 +303,7 @@ impl Auth {
         Ok(())
     }
 
-    fn write_tenants(
-        &self,
-    ) -> std::sync::RwLockWriteGuard<'_, HashMap<(i32, Box<str>), Selected>> {
+    fn write_tenants(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<(i32, Box<str>), Selected>> {
         self.tenants.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -393,7 +393,9 @@ pub(crate) async fn make_room(
     let Some(most) = limits.max_tenants else {
         return Ok(());
     };
-    if limits_store::count_tenants(&***client, organization, i64::from(most)).await? < i64::from(most) {
+    if limits_store::count_tenants(&***client, organization, i64::from(most)).await?
+        < i64::from(most)
+    {
         return Ok(());
     }
     let detail = format!("the organization has {most} tenants, which is its limit");

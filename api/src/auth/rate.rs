@@ -110,10 +110,7 @@ mod tests {
 
     #[test]
     fn what_can_never_fit_is_told_apart_from_what_has_to_wait() {
-        assert_eq!(
-            rate(1, 3).take(4).1.unwrap_err().kind(),
-            Kind::LimitReached
-        );
+        assert_eq!(rate(1, 3).take(4).1.unwrap_err().kind(), Kind::LimitReached);
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(super) async fn create_organization(
     let by = Change::by_admin(None, Some(made.key));
     let object = Object::new("organization", made.id);
     let action = "organization.created";
-    audit::record(&*transaction, &request, by, action, object, &[]).await?;
+    audit::record(&*transaction, (&request, by), action, object, &[]).await?;
     transaction.commit().await?;
     reply(StatusCode::CREATED, &organization(made))
 }
@@ -141,14 +141,18 @@ async fn make_tenant(
         .await
         .map_err(taken)?;
     let (by, object) = (by.of_tenant(made.key), Object::new("tenant", made.id));
-    audit::record(&*transaction, request, by, "tenant.created", object, &[]).await?;
+    audit::record(&*transaction, (request, by), "tenant.created", object, &[]).await?;
     transaction.commit().await?;
     Ok(made)
 }
 
 /// `GET /v1/tenants`, with an organization's key.
 pub(super) async fn own_tenants(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let organization = app.auth.organization(&request, Scope::Read).await?.organization;
+    let organization = app
+        .auth
+        .organization(&request, Scope::Read)
+        .await?
+        .organization;
     let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
     let client = app.client().await?;
     let rows = store::list(&**client, Some(organization), page.before, page.fetch()).await?;
@@ -177,15 +181,14 @@ pub(super) async fn create_key(
     fields.finish()?;
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
-    let (mut info, key) =
-        keys::create(&*transaction, owner, &name, &scopes, expires_at).await?;
+    let (mut info, key) = keys::create(&*transaction, owner, &name, &scopes, expires_at).await?;
     if rate.is_some() {
         info.rate = rate;
         info = keys::update(&*transaction, &info).await?;
     }
     let object = Object::new("key", info.id);
     let by = key_owner.by;
-    audit::record(&*transaction, &request, by, "key.created", object, &[]).await?;
+    audit::record(&*transaction, (&request, by), "key.created", object, &[]).await?;
     transaction.commit().await?;
     let mut document = key_document(info);
     if let Some(map) = document.as_object_mut() {
@@ -217,7 +220,14 @@ pub(super) async fn revoke_key(app: App, request: HttpRequest) -> Result<HttpRes
         return Err(ApiError::not_found("key"));
     }
     let object = Object::new("key", id.0);
-    audit::record(&*transaction, &request, manager.by, "key.revoked", object, &[]).await?;
+    audit::record(
+        &*transaction,
+        (&request, manager.by),
+        "key.revoked",
+        object,
+        &[],
+    )
+    .await?;
     transaction.commit().await?;
     Ok(HttpResponse::NoContent().finish())
 }
@@ -252,7 +262,14 @@ pub(super) async fn change_key(
     let changed = keys::update(&*transaction, &key).await?;
     let object = Object::new("key", id.0);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    audit::record(&*transaction, &request, manager.by, "key.updated", object, &names).await?;
+    audit::record(
+        &*transaction,
+        (&request, manager.by),
+        "key.updated",
+        object,
+        &names,
+    )
+    .await?;
     transaction.commit().await?;
     reply(StatusCode::OK, &key_document(changed))
 }
@@ -273,9 +290,7 @@ impl KeyManager {
             let owner = owner(app, request).await?;
             let by = match owner {
                 OwnerKey::Tenant(tenant) => Change::by_admin(Some(tenant), None),
-                OwnerKey::Organization(organization) => {
-                    Change::by_admin(None, Some(organization))
-                }
+                OwnerKey::Organization(organization) => Change::by_admin(None, Some(organization)),
             };
             return Ok(Self {
                 owner,

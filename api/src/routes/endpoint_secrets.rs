@@ -140,7 +140,14 @@ pub(super) async fn rotate(
     endpoints::raise(&transaction, tenant, &endpoint).await?;
     let object = Object::new("endpoint", id.0);
     let action = "endpoint.secret_rotated";
-    audit::record(&*transaction, &request, caller, action, object, &["secret"]).await?;
+    audit::record(
+        &*transaction,
+        (&request, caller),
+        action,
+        object,
+        &["secret"],
+    )
+    .await?;
     transaction.commit().await?;
     notify::commands(&**client).await;
     drop(client);
@@ -179,7 +186,14 @@ pub(super) async fn revoke(app: App, request: HttpRequest) -> Result<HttpRespons
         endpoints::raise(&transaction, tenant, &endpoint).await?;
         let object = Object::new("endpoint", id.0);
         let action = "endpoint.secrets_revoked";
-        audit::record(&*transaction, &request, caller, action, object, &["secret"]).await?;
+        audit::record(
+            &*transaction,
+            (&request, caller),
+            action,
+            object,
+            &["secret"],
+        )
+        .await?;
     }
     transaction.commit().await?;
     if revoked > 0 {

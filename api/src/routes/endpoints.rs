@@ -116,8 +116,7 @@ pub(super) async fn create(
     let object = Object::new("endpoint", id);
     audit::record(
         &*transaction,
-        &request,
-        caller,
+        (&request, caller),
         "endpoint.created",
         object,
         &[],
@@ -291,7 +290,7 @@ async fn update(
     let endpoint = store::update(&transaction, caller.tenant, &current, &draft).await?;
     secrets::ensure_pair(app, &transaction, &endpoint).await?;
     let object = Object::new("endpoint", id);
-    audit::record(&*transaction, request, caller, action, object, names).await?;
+    audit::record(&*transaction, (request, caller), action, object, names).await?;
     transaction.commit().await?;
     notify::commands(&**client).await;
     read_and_shown(app, &**client, &endpoint, caller).await

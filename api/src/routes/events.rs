@@ -12,9 +12,7 @@ use shared::store::events::{self as store, Event};
 use time::format_description::well_known::Rfc3339;
 
 use super::deliveries as delivery_routes;
-use super::{
-    App, event_body, json as reply, organization_lists, path_id, refuse_idempotency_key,
-};
+use super::{App, event_body, json as reply, organization_lists, path_id, refuse_idempotency_key};
 use crate::auth::{Readers, Scope};
 use crate::ingest::{Accepted, Refusal};
 use crate::metrics;

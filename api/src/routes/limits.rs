@@ -164,7 +164,7 @@ pub(crate) async fn set(
         }
     };
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    audit::record(&*transaction, &request, by, "limits.set", object, &names).await?;
+    audit::record(&*transaction, (&request, by), "limits.set", object, &names).await?;
     transaction.commit().await?;
     reply(StatusCode::OK, &read(&app, &**client, owner).await?)
 }

@@ -30,9 +30,9 @@ use crate::auth::Auth;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::ingest::Queues;
-use crate::{openapi, patience};
 use crate::problem::{ApiError, Kind};
 use crate::quotas::Quotas;
+use crate::{openapi, patience};
 
 /// What every handler can reach.
 pub(crate) struct State {
@@ -100,7 +100,16 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
             .route(web::post().to(endpoint_secrets::revoke)),
     )
     .service(path("/.well-known/jwks.json", "GET").route(web::get().to(endpoint_secrets::key_set)))
-    .service(
+    .configure(operations)
+    .service(path("/openapi.json", "GET").route(web::get().to(document)))
+    .service(path("/health/live", "GET").route(web::get().to(health::live)))
+    .service(path("/health/ready", "GET").route(web::get().to(health::ready)))
+    .default_service(web::route().to(nothing_here));
+}
+
+/// Tenants, keys, limits, the audit log, deletion.
+fn operations(app: &mut ServiceConfig) {
+    app.service(
         path("/v1/tenants", "GET, POST")
             .route(web::get().to(admin::own_tenants))
             .route(web::post().to(admin::create_own_tenant)),
@@ -146,8 +155,7 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
             .route(web::delete().to(removals::delete_own_tenant)),
     )
     .service(
-        path("/v1/admin/tenants/{id}", "DELETE")
-            .route(web::delete().to(removals::delete_tenant)),
+        path("/v1/admin/tenants/{id}", "DELETE").route(web::delete().to(removals::delete_tenant)),
     )
     .service(
         path("/v1/admin/organizations/{id}", "DELETE")
@@ -160,15 +168,9 @@ pub(crate) fn configure(app: &mut ServiceConfig) {
     .service(path("/v1/expunge", "POST").route(web::post().to(removals::expunge)))
     .service(path("/v1/removals/{id}", "GET").route(web::get().to(removals::show)))
     .service(path("/v1/admin/removals", "GET").route(web::get().to(removals::list)))
-    .service(
-        path("/v1/admin/removals/{id}", "GET").route(web::get().to(removals::show_any)),
-    )
+    .service(path("/v1/admin/removals/{id}", "GET").route(web::get().to(removals::show_any)))
     .service(path("/v1/audit-log", "GET").route(web::get().to(audit_log::list)))
-    .service(path("/v1/admin/audit-log", "GET").route(web::get().to(audit_log::list_all)))
-    .service(path("/openapi.json", "GET").route(web::get().to(document)))
-    .service(path("/health/live", "GET").route(web::get().to(health::live)))
-    .service(path("/health/ready", "GET").route(web::get().to(health::ready)))
-    .default_service(web::route().to(nothing_here));
+    .service(path("/v1/admin/audit-log", "GET").route(web::get().to(audit_log::list_all)));
 }
 
 /// A path that answers other methods with 405 and what it does allow, and waits for the database.
@@ -184,10 +186,12 @@ fn path(
         InitError = (),
     > + use<>,
 > {
-    web::resource(pattern).wrap(from_fn(patience::wait)).default_service(
-        web::route()
-            .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
-    )
+    web::resource(pattern)
+        .wrap(from_fn(patience::wait))
+        .default_service(
+            web::route()
+                .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
+        )
 }
 
 /// `GET /openapi.json`

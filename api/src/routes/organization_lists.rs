@@ -19,7 +19,6 @@ use shared::store::StoreError;
 use shared::store::events::IdRange;
 use shared::store::organization_lists::{self as store, Owned};
 use time::OffsetDateTime;
-use tokio_postgres::IsolationLevel;
 use uuid::Uuid;
 
 use super::{App, deliveries, endpoints, events, json as reply};
@@ -50,14 +49,18 @@ pub(super) async fn endpoints(
     organization: i32,
     page: Page,
 ) -> Result<HttpResponse, ApiError> {
-    let client = app.client().await?;
-    let mut rows = store::endpoints(&**client, organization, page.before, page.fetch()).await?;
+    let mut client = app.client().await?;
+    let snapshot = store::snapshot(&mut client).await?;
+    let mut rows = store::endpoints(&snapshot, organization, page.before, page.fetch()).await?;
+    snapshot.commit().await?;
     let next = page.cut(&mut rows, |(_, row)| row.id);
     let plain: Vec<_> = rows.iter().map(|(_, row)| row.clone()).collect();
     let documents = endpoints::documents(app, &**client, &plain).await?;
     drop(client);
     let tenants = rows.into_iter().map(|(tenant, _)| tenant);
-    let data = tenants.zip(documents).map(|(tenant, row)| of_tenant(tenant, row));
+    let data = tenants
+        .zip(documents)
+        .map(|(tenant, row)| of_tenant(tenant, row));
     reply(StatusCode::OK, &List::new(data.collect(), next))
 }
 
@@ -69,11 +72,13 @@ pub(super) async fn events(
 ) -> Result<HttpResponse, ApiError> {
     let page = query.page()?;
     let range = bounded(app, query.id_range(page.before)?);
-    let client = app.client().await?;
+    let mut client = app.client().await?;
+    let snapshot = store::snapshot(&mut client).await?;
     let read = async |range: IdRange, limit: i64| {
-        store::events(&**client, organization, query.get("type"), range, limit).await
+        store::events(&snapshot, organization, query.get("type"), range, limit).await
     };
     let (rows, next) = by_days(page, range, read, |row| row.id).await?;
+    snapshot.commit().await?;
     drop(client);
     let show = |(tenant, row)| of_tenant(tenant, events::document(row));
     let data = rows.into_iter().map(show).collect();
@@ -94,15 +99,9 @@ pub(super) async fn deliveries(
     let page = query.page()?;
     let range = bounded(app, query.id_range(page.before)?);
     let mut client = app.client().await?;
-    // One snapshot, as for one tenant.
-    let snapshot = client
-        .build_transaction()
-        .isolation_level(IsolationLevel::RepeatableRead)
-        .read_only(true)
-        .start()
-        .await?;
+    let snapshot = store::snapshot(&mut client).await?;
     let read = async |range: IdRange, limit: i64| {
-        store::deliveries(&*snapshot, organization, status, range, limit).await
+        store::deliveries(&snapshot, organization, status, range, limit).await
     };
     let (rows, next) = by_days(page, range, read, |row| row.id).await?;
     snapshot.commit().await?;

@@ -110,7 +110,13 @@ pub(crate) async fn delete_own_tenant(
 ) -> Result<HttpResponse, ApiError> {
     let caller = app.auth.organization(&request, Scope::DataDelete).await?;
     let id: TenantId = path_id(&request, "id")?;
-    delete(&app, &request, Some(caller.organization), (id, caller.into())).await
+    delete(
+        &app,
+        &request,
+        Some(caller.organization),
+        (id, caller.into()),
+    )
+    .await
 }
 
 /// Deletes a tenant, with all that is its own.
@@ -122,7 +128,10 @@ pub(crate) async fn delete_own_tenant(
         (status = "4XX", description = "See `type`", body = Problem<'_>, content_type = "application/problem+json"),
     )
 )]
-pub(crate) async fn delete_tenant(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
+pub(crate) async fn delete_tenant(
+    app: App,
+    request: HttpRequest,
+) -> Result<HttpResponse, ApiError> {
     app.auth.admin(&request)?;
     let id: TenantId = path_id(&request, "id")?;
     delete(&app, &request, None, (id, Change::by_admin(None, None))).await
@@ -142,7 +151,7 @@ async fn delete(
     let begun = store::begin_tenant(&transaction, (tenant.key, tenant.id)).await?;
     let removal = begun.ok_or_else(missing)?;
     let (by, object) = (by.of_tenant(tenant.key), Object::new("tenant", tenant.id));
-    audit::record(&*transaction, request, by, "tenant.deleted", object, &[]).await?;
+    audit::record(&*transaction, (request, by), "tenant.deleted", object, &[]).await?;
     transaction.commit().await?;
     notify::commands(&**client).await;
     reply(StatusCode::ACCEPTED, &RemovalReply::from(removal))
@@ -173,7 +182,7 @@ pub(crate) async fn delete_organization(
     let by = Change::by_admin(None, Some(organization));
     let object = Object::new("organization", id.0);
     let action = "organization.deleted";
-    audit::record(&*transaction, &request, by, action, object, &[]).await?;
+    audit::record(&*transaction, (&request, by), action, object, &[]).await?;
     transaction.commit().await?;
     reply(StatusCode::ACCEPTED, &RemovalReply::from(removal))
 }
@@ -200,7 +209,7 @@ pub(crate) async fn expunge_event(
     let removal = begun.ok_or_else(|| ApiError::not_found("event"))?;
     let object = Object::new("event", id.0);
     let action = "event.payload_expunged";
-    audit::record(&*transaction, &request, caller, action, object, &[]).await?;
+    audit::record(&*transaction, (&request, caller), action, object, &[]).await?;
     transaction.commit().await?;
     reply(StatusCode::ACCEPTED, &RemovalReply::from(removal))
 }
@@ -258,7 +267,7 @@ async fn expunge_all(
     let now = app.clock.now();
     let removal = store::begin_payloads(&transaction, (tenant, id), now).await?;
     let (action, object) = ("tenant.payloads_expunged", Object::new("tenant", id));
-    audit::record(&*transaction, request, by, action, object, &[]).await?;
+    audit::record(&*transaction, (request, by), action, object, &[]).await?;
     transaction.commit().await?;
     reply(StatusCode::ACCEPTED, &RemovalReply::from(removal))
 }

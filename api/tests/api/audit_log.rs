@@ -6,7 +6,10 @@ use serde_json::{Value, json};
 use crate::app::{ADMIN, Server, Tenant, text, world};
 
 async fn log(tenant: &Tenant<'_>, query: &str) -> Vec<Value> {
-    let list = tenant.get(&format!("/v1/audit-log{query}")).await.expect(200);
+    let list = tenant
+        .get(&format!("/v1/audit-log{query}"))
+        .await
+        .expect(200);
     list["data"].as_array().unwrap().clone()
 }
 
@@ -27,7 +30,8 @@ async fn a_change_names_who_what_when_and_the_request_and_no_value() {
     let id = text(&endpoint["id"]);
     let path = format!("/v1/endpoints/{id}");
 
-    let body = json!({"url": "http://127.0.0.1/needle-url", "headers": {"x-token": "needle-value"}});
+    let body =
+        json!({"url": "http://127.0.0.1/needle-url", "headers": {"x-token": "needle-value"}});
     server
         .send(
             Method::PATCH,
@@ -69,7 +73,10 @@ async fn every_kind_of_change_is_there_and_one_that_changes_nothing_is_not() {
         let reply = tenant.post(&format!("{path}/{action}"), &json!({})).await;
         assert_eq!(reply.status, 200, "{action}");
     }
-    tenant.post(&format!("{path}/enable"), &json!({})).await.expect(200);
+    tenant
+        .post(&format!("{path}/enable"), &json!({}))
+        .await
+        .expect(200);
     server
         .send(
             Method::PUT,
@@ -114,7 +121,10 @@ async fn a_change_that_does_not_happen_is_not_logged() {
         .problem(422, "invalid-fields");
     server
         .delete(
-            &format!("/v1/admin/tenants/{}/keys/key_01kb9h2v3cfzqt9m6w8x5y7r2n", tenant.id),
+            &format!(
+                "/v1/admin/tenants/{}/keys/key_01kb9h2v3cfzqt9m6w8x5y7r2n",
+                tenant.id
+            ),
             ADMIN,
         )
         .await
@@ -152,7 +162,10 @@ async fn a_reader_sees_what_is_theirs_and_the_operator_all_of_it() {
         .await
         .expect(200);
     let seen = seen["data"].as_array().unwrap().clone();
-    assert!(seen.iter().all(|row| row["organization_id"] == organization));
+    assert!(
+        seen.iter()
+            .all(|row| row["organization_id"] == organization)
+    );
     assert_eq!(
         actions(&seen),
         ["endpoint.created", "key.created", "organization.created"]
@@ -173,7 +186,11 @@ async fn a_walk_over_the_log_sees_each_row_once_while_more_are_written() {
     for _ in 0..5 {
         tenant.endpoint(json!({})).await;
     }
-    let before: Vec<String> = log(&tenant, "").await.iter().map(|row| text(&row["id"])).collect();
+    let before: Vec<String> = log(&tenant, "")
+        .await
+        .iter()
+        .map(|row| text(&row["id"]))
+        .collect();
 
     let mut seen = Vec::new();
     let mut cursor = String::new();
@@ -182,7 +199,13 @@ async fn a_walk_over_the_log_sees_each_row_once_while_more_are_written() {
             .get(&format!("/v1/audit-log?limit=2{cursor}"))
             .await
             .expect(200);
-        seen.extend(page["data"].as_array().unwrap().iter().map(|row| text(&row["id"])));
+        seen.extend(
+            page["data"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|row| text(&row["id"])),
+        );
         tenant.endpoint(json!({})).await;
         match page["next_cursor"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),

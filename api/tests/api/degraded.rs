@@ -60,7 +60,7 @@ async fn a_database_that_is_away_for_a_moment_is_no_error_for_anyone() {
     // What begins while it is away waits for it, changes too.
     let changed = {
         let (server, key, path) = (Arc::clone(&server), key.clone(), path.clone());
-        tokio::spawn(async move {
+        shared::runtime::spawn_driver(async move {
             let patch = json!({"description": "changed while the database was away"});
             server.patch(&path, &key, &patch).await
         })
@@ -69,10 +69,7 @@ async fn a_database_that_is_away_for_a_moment_is_no_error_for_anyone() {
     cluster.start().await.unwrap();
 
     changed.await.unwrap().expect(200);
-    server
-        .get("/v1/admin/tenants", ADMIN)
-        .await
-        .expect(200);
+    server.get("/v1/admin/tenants", ADMIN).await.expect(200);
     over.store(true, Ordering::Relaxed);
     while let Some(answered) = asking.join_next().await {
         assert!(answered.unwrap() > 0);
@@ -98,7 +95,11 @@ async fn a_database_that_stays_away_is_said_within_the_deadline_and_all_goes_on_
         let (post, get, change, other, admin) = tokio::join!(
             tenant.post("/v1/events", &event),
             tenant.get("/v1/events"),
-            server.patch("/v1/endpoints/ep_01kb9h2v3cfzqt9m6w8x5y7r2n", &tenant.key, &patch),
+            server.patch(
+                "/v1/endpoints/ep_01kb9h2v3cfzqt9m6w8x5y7r2n",
+                &tenant.key,
+                &patch
+            ),
             server.get("/v1/events", unknown),
             server.send(Method::GET, "/v1/admin/tenants", Some(ADMIN), "", &[]),
         );

@@ -191,7 +191,9 @@ async fn it_is_noted_when_a_key_was_used() {
     tenant.get("/v1/events").await.expect(200);
 
     // Written when the process has been asked to: at shutdown at the latest.
-    server.send(Method::GET, "/health/live", None, "", &[]).await;
+    server
+        .send(Method::GET, "/health/live", None, "", &[])
+        .await;
     let (id, key) = (tenant.id.clone(), tenant.key.clone());
     server.stop().await.unwrap();
 

@@ -217,8 +217,14 @@ async fn limits_that_make_no_sense_are_refused_with_the_field() {
     let (_database, server) = world().await;
     let tenant = server.tenant("acme").await;
     for (body, pointer) in [
-        (json!({"rate_limit": {"burst": 3}}), "/rate_limit/per_second"),
-        (json!({"rate_limit": {"per_second": 0}}), "/rate_limit/per_second"),
+        (
+            json!({"rate_limit": {"burst": 3}}),
+            "/rate_limit/per_second",
+        ),
+        (
+            json!({"rate_limit": {"per_second": 0}}),
+            "/rate_limit/per_second",
+        ),
         (json!({"events_per_day": -1}), "/events_per_day"),
         (json!({"events_per_week": 1}), "/events_per_week"),
     ] {

@@ -125,17 +125,28 @@ async fn an_organization_lists_rows_of_all_its_tenants_newest_first_and_of_no_ot
     assert!(of_type.iter().all(|row| row["type"] == "type.b"));
 
     let deliveries = one.walk("/v1/deliveries").await;
-    assert_eq!(deliveries.len(), 18, "the endpoints of rounds before get it too");
+    assert_eq!(
+        deliveries.len(),
+        18,
+        "the endpoints of rounds before get it too"
+    );
     for delivery in &deliveries {
         assert_eq!(delivery["tenant_id"], owners[&text(&delivery["event_id"])]);
     }
     assert_eq!(one.walk("/v1/deliveries?status=pending").await.len(), 18);
-    assert!(one.walk("/v1/deliveries?status=dead_letter").await.is_empty());
+    assert!(
+        one.walk("/v1/deliveries?status=dead_letter")
+            .await
+            .is_empty()
+    );
 
     let endpoints = one.walk("/v1/endpoints").await;
     assert_eq!(endpoints.len(), 9);
     let tenants: HashSet<String> = owners.values().cloned().collect();
-    let shown: HashSet<String> = endpoints.iter().map(|row| text(&row["tenant_id"])).collect();
+    let shown: HashSet<String> = endpoints
+        .iter()
+        .map(|row| text(&row["tenant_id"]))
+        .collect();
     assert_eq!(shown, tenants);
     assert_eq!(two.walk("/v1/events").await.len(), 9);
 }

@@ -59,7 +59,12 @@ async fn tables_with(session: &Session, needle: &str) -> Vec<String> {
         let query = format!(
             "SELECT FROM {table} r WHERE position($1 IN r::text) > 0 OR position($2 IN r::text) > 0 LIMIT 1"
         );
-        if !session.query(&query, &[&needle, &hex]).await.unwrap().is_empty() {
+        if !session
+            .query(&query, &[&needle, &hex])
+            .await
+            .unwrap()
+            .is_empty()
+        {
             found.push(table);
         }
     }
@@ -137,7 +142,10 @@ async fn an_expunged_payload_is_in_no_table_and_nothing_of_it_is_sent() {
 
     let path = format!("/v1/events/{event}/payload");
     let begun = server.delete(&path, &tenant.key).await.expect(202);
-    server.get(&path, &tenant.key).await.problem(410, "expunged");
+    server
+        .get(&path, &tenant.key)
+        .await
+        .problem(410, "expunged");
     work_off(&database).await;
 
     assert_eq!(tables_with(&session, NEEDLE).await, Vec::<String>::new());
@@ -153,7 +161,10 @@ async fn an_expunged_payload_is_in_no_table_and_nothing_of_it_is_sent() {
         .get("/v1/deliveries?status=dead_letter")
         .await
         .expect(200);
-    assert_eq!(dead["data"][0]["dead_letter_reason"], "the payload was expunged");
+    assert_eq!(
+        dead["data"][0]["dead_letter_reason"],
+        "the payload was expunged"
+    );
     let removal = tenant
         .get(&format!("/v1/removals/{}", text(&begun["id"])))
         .await
@@ -268,7 +279,12 @@ async fn a_deleted_organization_takes_its_tenants_with_it() {
             .expect(202);
     }
     stays
-        .send(Method::POST, "/v1/events", "ext:a", &json!({"type": "a", "payload": 1}))
+        .send(
+            Method::POST,
+            "/v1/events",
+            "ext:a",
+            &json!({"type": "a", "payload": 1}),
+        )
         .await
         .expect(202);
 
@@ -288,7 +304,9 @@ async fn a_deleted_organization_takes_its_tenants_with_it() {
     assert_eq!(tables_with(&session, NEEDLE).await, Vec::<String>::new());
     let left = session.query("SELECT FROM organizations", &[]).await;
     assert_eq!(left.unwrap().len(), 1);
-    let list = stays.send(Method::GET, "/v1/events", "*", &Value::Null).await;
+    let list = stays
+        .send(Method::GET, "/v1/events", "*", &Value::Null)
+        .await;
     assert_eq!(list.expect(200)["data"].as_array().unwrap().len(), 1);
 }
 
@@ -311,7 +329,10 @@ async fn an_organization_deletes_its_own_tenants_only_and_their_names_are_free_a
     let first = text(&tenants["data"][0]["id"]);
     let path = format!("/v1/tenants/{first}");
 
-    server.delete(&path, &two.key).await.problem(404, "not-found");
+    server
+        .delete(&path, &two.key)
+        .await
+        .problem(404, "not-found");
     server.get(&path, &two.key).await.problem(404, "not-found");
     let alone = server.tenant("alone").await;
     server

@@ -28,6 +28,7 @@ mod pause;
 mod poster;
 mod process;
 mod receiver;
+mod removals;
 mod secrets;
 mod sender;
 mod stored;

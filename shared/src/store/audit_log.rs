@@ -168,8 +168,7 @@ pub async fn page(
     if let Some(whose) = whose {
         params.push(whose);
     }
-    let rest: [&(dyn ToSql + Sync); 5] =
-        [&from, &to, &limit, &filter.action, &filter.object];
+    let rest: [&(dyn ToSql + Sync); 5] = [&from, &to, &limit, &filter.action, &filter.object];
     params.extend(rest);
     let rows = client.query(statement, &params).await?;
     rows.iter().map(entry).collect()
@@ -181,7 +180,9 @@ fn entry(row: &Row) -> Result<Entry, StoreError> {
         id: row.try_get(0)?,
         actor: ActorKind::try_from(row.try_get::<_, i16>(1)?)?,
         key: key
-            .map(|id| Ok::<_, StoreError>((id, row.try_get::<_, Option<_>>(3)?.unwrap_or_default())))
+            .map(|id| {
+                Ok::<_, StoreError>((id, row.try_get::<_, Option<_>>(3)?.unwrap_or_default()))
+            })
             .transpose()?,
         action: row.try_get(4)?,
         object_type: row.try_get(5)?,

@@ -23,8 +23,7 @@ const SET_TENANT: &str = "UPDATE tenants SET limits = $2, changed_at = now() WHE
 const SET_ORGANIZATION: &str = "UPDATE organizations SET limits = $2 WHERE id = $1";
 
 /// Uses `endpoints_tenant`; a tenant has at most 10,000.
-const COUNT_ENDPOINTS: &str =
-    "SELECT count(*) FROM endpoints WHERE tenant_id = $1 AND state <> 3";
+const COUNT_ENDPOINTS: &str = "SELECT count(*) FROM endpoints WHERE tenant_id = $1 AND state <> 3";
 /// Uses `event_types_tenant_id_name_key`.
 const COUNT_EVENT_TYPES: &str = "SELECT count(*) FROM event_types WHERE tenant_id = $1";
 /// Uses `tenants_organization`; stops at the limit.
@@ -207,5 +206,8 @@ pub async fn changed(
 ) -> Result<(OffsetDateTime, Vec<TenantKey>), StoreError> {
     let row = client.query_one(CHANGED, &[&since]).await?;
     let tenants: Vec<i32> = row.try_get(1)?;
-    Ok((row.try_get(0)?, tenants.into_iter().map(TenantKey).collect()))
+    Ok((
+        row.try_get(0)?,
+        tenants.into_iter().map(TenantKey).collect(),
+    ))
 }

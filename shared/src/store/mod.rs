@@ -42,6 +42,7 @@ pub mod tenants;
 
 pub use error::StoreError;
 pub use pool::{Database, Role, Session};
+pub use tokio_postgres::Transaction;
 
 /// Every statement of the store, by name.
 pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {

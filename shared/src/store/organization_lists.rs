@@ -4,13 +4,14 @@
 //! event. A page costs one probe of the tenant's index per tenant (the *heads*), then rows of those
 //! tenants only whose head is among the newest: what comes first in a merge of n sorted lists lies in the
 //! n lists with the newest heads. Events and deliveries are read a day at a time, which is one partition.
-//! With 10,000 tenants that is 10,000 probes of some microseconds per day and table.
+//! With 10,000 tenants that is 10,000 probes of some microseconds per day and table: 30 ms for events or
+//! endpoints, 250 ms for deliveries, which lie in six tables.
 //!
 //! # Invariants
 //! - S3: tenants come from `tenants.organization_id`, and every row from one of them.
 
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{GenericClient, Row};
+use tokio_postgres::{Client, GenericClient, IsolationLevel, Row, Transaction};
 use uuid::Uuid;
 
 use super::StoreError;
@@ -19,6 +20,25 @@ use super::endpoints::{self, Endpoint};
 use super::events::{self, Event, IdRange};
 use crate::domain::delivery::Status;
 use crate::ids::created_at;
+
+/// A table that was empty when it was analysed is read from end to end, for each tenant again, as long as
+/// nobody analyses it anew.
+const BY_INDEX: &str = "SET LOCAL enable_seqscan = off";
+
+/// One snapshot for a page, its statements by index only.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn snapshot(client: &mut Client) -> Result<Transaction<'_>, StoreError> {
+    let snapshot = client
+        .build_transaction()
+        .isolation_level(IsolationLevel::RepeatableRead)
+        .read_only(true)
+        .start()
+        .await?;
+    snapshot.batch_execute(BY_INDEX).await?;
+    Ok(snapshot)
+}
 
 /// A row and the public id of its tenant.
 pub type Owned<T> = (Uuid, T);
@@ -140,7 +160,10 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("organization_lists.events", EVENTS),
     ("organization_lists.events_of_type", EVENTS_OF_TYPE),
     ("organization_lists.deliveries", DELIVERIES),
-    ("organization_lists.deliveries_in_flight", DELIVERIES_IN_FLIGHT),
+    (
+        "organization_lists.deliveries_in_flight",
+        DELIVERIES_IN_FLIGHT,
+    ),
 ];
 
 /// Endpoints that are not deleted, those after the one with the public id `before`.
@@ -203,8 +226,7 @@ pub async fn deliveries(
         let status = status.map(Status::code);
         let since = deliveries::earliest_attempt(from);
         debug_assert!(since <= created_at(from), "no attempt before its delivery");
-        let params: [&(dyn ToSql + Sync); 6] =
-            [&organization, &from, &to, &limit, &status, &since];
+        let params: [&(dyn ToSql + Sync); 6] = [&organization, &from, &to, &limit, &status, &since];
         client.query(DELIVERIES, &params).await?
     };
     let mut tenants: Vec<i32> = Vec::with_capacity(rows.len());

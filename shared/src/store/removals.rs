@@ -51,9 +51,27 @@ macro_rules! delete_batch {
     ($table:literal, $id:literal) => {
         concat!(
             "WITH last AS MATERIALIZED (
-               SELECT ", $id, " AS id FROM (SELECT ", $id, " FROM ", $table, " WHERE tenant_id = $1 AND ", $id, " > $2
-                 ORDER BY tenant_id, ", $id, " LIMIT $3) b ORDER BY ", $id, " DESC LIMIT 1),
-             gone AS (DELETE FROM ", $table, " WHERE tenant_id = $1 AND ", $id, " > $2 AND ", $id, " <= (SELECT id FROM last) RETURNING 1)
+               SELECT ",
+            $id,
+            " AS id FROM (SELECT ",
+            $id,
+            " FROM ",
+            $table,
+            " WHERE tenant_id = $1 AND ",
+            $id,
+            " > $2
+                 ORDER BY tenant_id, ",
+            $id,
+            " LIMIT $3) b ORDER BY ",
+            $id,
+            " DESC LIMIT 1),
+             gone AS (DELETE FROM ",
+            $table,
+            " WHERE tenant_id = $1 AND ",
+            $id,
+            " > $2 AND ",
+            $id,
+            " <= (SELECT id FROM last) RETURNING 1)
              SELECT (SELECT id FROM last), (SELECT count(*) FROM gone)"
         )
     };
@@ -373,7 +391,14 @@ pub async fn begin_payloads(
     before: OffsetDateTime,
 ) -> Result<Removal, StoreError> {
     let before = Some(lower_bound(before));
-    add(transaction, Kind::Payloads, (Some(tenant.0), None), id, before).await
+    add(
+        transaction,
+        Kind::Payloads,
+        (Some(tenant.0), None),
+        id,
+        before,
+    )
+    .await
 }
 
 /// Expunges the payload of one event at once, and begins to remove what came of it; `None`: there is no such
@@ -393,7 +418,14 @@ pub async fn begin_payload(
     {
         return Ok(None);
     }
-    let removal = add(transaction, Kind::Payload, (Some(tenant.0), None), event, None).await?;
+    let removal = add(
+        transaction,
+        Kind::Payload,
+        (Some(tenant.0), None),
+        event,
+        None,
+    )
+    .await?;
     for (statement, batch, limit) in EXPUNGE_STEPS.into_iter().take(2) {
         expunge(transaction, &removal, (statement, batch), limit).await?;
     }
@@ -480,79 +512,71 @@ async fn remove_tenant(
     removal: &Removal,
 ) -> Result<Next, StoreError> {
     let tenant = removal.tenant.unwrap_or_default();
-    let step = removal.step;
-    let stay = |rows| Next {
-        step,
-        after: removal.after,
-        rows,
-        ..Next::default()
+    let Some(table) = usize::try_from(removal.step)
+        .ok()
+        .and_then(|step| step.checked_sub(1))
+    else {
+        return stop_tenant(transaction, removal).await;
     };
-    let forward = |rows| Next {
-        step: step + 1,
-        rows,
-        ..Next::default()
-    };
-    let count = async |statement: &str| -> Result<i64, StoreError> {
-        Ok(transaction
-            .query_one(statement, &[&tenant])
-            .await?
-            .try_get(0)?)
-    };
-    if step == 0 {
-        let row = transaction
-            .query_one(STOP_ENDPOINTS, &[&tenant, &NARROW])
-            .await?;
-        let stopped: i64 = row.try_get(0)?;
-        return Ok(Next {
-            stopped: stopped > 0,
-            ..if stopped == NARROW {
-                stay(0)
-            } else {
-                Next {
-                    wait_seconds: SETTLE_SECONDS,
-                    ..forward(0)
-                }
-            }
-        });
-    }
-    let table = usize::try_from(step - 1).unwrap_or(usize::MAX);
     if let Some((statement, limit)) = TENANT_STEPS.get(table) {
         let params: [&(dyn ToSql + Sync); 3] = [&tenant, &removal.after, limit];
         let (last, rows) = batch(transaction, statement, &params).await?;
         return Ok(match last {
             Some(after) => Next {
                 after,
-                ..stay(rows)
+                ..removal.stays(rows)
             },
-            None => forward(rows),
+            None => removal.moves_on(rows),
         });
     }
-    match table - TENANT_STEPS.len() {
-        0 => Ok(match count(DELETE_ENDPOINTS).await? {
-            0 => forward(0),
-            rows => stay(rows),
-        }),
-        1 => Ok(match count(DELETE_REST).await? {
-            0 => forward(0),
-            rows => stay(rows),
-        }),
-        _ => {
-            let gone = transaction.execute(DELETE_TENANT, &[&tenant]).await?;
-            Ok(if gone > 0 {
-                Next {
-                    finished: true,
-                    ..stay(1)
-                }
-            } else {
-                // Something was written meanwhile.
-                Next {
-                    step: 1,
-                    wait_seconds: 1.0,
-                    ..Next::default()
-                }
-            })
+    let statement = match table - TENANT_STEPS.len() {
+        0 => DELETE_ENDPOINTS,
+        1 => DELETE_REST,
+        _ => return end_tenant(transaction, removal).await,
+    };
+    let row = transaction.query_one(statement, &[&tenant]).await?;
+    Ok(match row.try_get(0)? {
+        0 => removal.moves_on(0),
+        rows => removal.stays(rows),
+    })
+}
+
+async fn stop_tenant(transaction: &Transaction<'_>, removal: &Removal) -> Result<Next, StoreError> {
+    let row = transaction
+        .query_one(STOP_ENDPOINTS, &[&removal.tenant, &NARROW])
+        .await?;
+    let stopped: i64 = row.try_get(0)?;
+    let next = if stopped == NARROW {
+        removal.stays(0)
+    } else {
+        Next {
+            wait_seconds: SETTLE_SECONDS,
+            ..removal.moves_on(0)
         }
-    }
+    };
+    Ok(Next {
+        stopped: stopped > 0,
+        ..next
+    })
+}
+
+async fn end_tenant(transaction: &Transaction<'_>, removal: &Removal) -> Result<Next, StoreError> {
+    let gone = transaction
+        .execute(DELETE_TENANT, &[&removal.tenant])
+        .await?;
+    Ok(if gone > 0 {
+        Next {
+            finished: true,
+            ..removal.stays(1)
+        }
+    } else {
+        // Something was written meanwhile: once more from the first table.
+        Next {
+            step: 1,
+            wait_seconds: 1.0,
+            ..Next::default()
+        }
+    })
 }
 
 async fn remove_organization(
@@ -617,8 +641,7 @@ async fn expunge(
     let reason = CloseReason::Expunged;
     let (status, code) = (reason.status().code(), reason.code());
     let class = DeadLetterClass::Expired.code();
-    let mut params: Vec<&(dyn ToSql + Sync)> =
-        vec![&tenant, &removal.after, &limit, &from, &to];
+    let mut params: Vec<&(dyn ToSql + Sync)> = vec![&tenant, &removal.after, &limit, &from, &to];
     match kind {
         Batch::Close => params.extend([&status as &(dyn ToSql + Sync), &code]),
         Batch::Reclass => params.push(&class),
@@ -638,6 +661,25 @@ async fn batch(
 }
 
 impl Removal {
+    /// The same step again.
+    fn stays(&self, rows: i64) -> Next {
+        Next {
+            step: self.step,
+            after: self.after,
+            rows,
+            ..Next::default()
+        }
+    }
+
+    /// The next step, from its beginning.
+    fn moves_on(&self, rows: i64) -> Next {
+        Next {
+            step: self.step.saturating_add(1),
+            rows,
+            ..Next::default()
+        }
+    }
+
     /// The events whose payloads are expunged: from the first (included) to the second (excluded).
     fn events(&self) -> (Uuid, Uuid) {
         match (self.kind, self.before) {

@@ -15,8 +15,7 @@ use crate::runtime::clock::wall_time;
 const CREATE_ORGANIZATION: &str = "
 INSERT INTO organizations (public_id, name) VALUES ($1, $2) RETURNING id, public_id, name, created_at";
 
-const FIND_ORGANIZATION: &str =
-    "SELECT id, public_id, name, created_at FROM organizations WHERE public_id = $1 AND deleted_at IS NULL";
+const FIND_ORGANIZATION: &str = "SELECT id, public_id, name, created_at FROM organizations WHERE public_id = $1 AND deleted_at IS NULL";
 
 /// Uses `organizations_public_id_key`.
 const LIST_ORGANIZATIONS: &str = "
@@ -38,8 +37,7 @@ WHERE t.public_id = $1 AND ($2::int4 IS NULL OR t.organization_id = $2) AND t.de
 const PUBLIC_ID: &str = "SELECT public_id FROM tenants WHERE id = $1 AND deleted_at IS NULL";
 
 /// Uses `tenants_organization_id_external_id_key`.
-const FIND_BY_EXTERNAL_ID: &str =
-    "SELECT id, public_id FROM tenants WHERE organization_id = $1 AND external_id = $2 AND deleted_at IS NULL";
+const FIND_BY_EXTERNAL_ID: &str = "SELECT id, public_id FROM tenants WHERE organization_id = $1 AND external_id = $2 AND deleted_at IS NULL";
 
 /// A parallel first use makes one tenant: the loser of the race finds the winner's.
 const ENSURE_BY_EXTERNAL_ID: &str = "
