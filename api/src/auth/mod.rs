@@ -1,6 +1,6 @@
 //! Who is calling, and what they may do.
 //!
-//! - `keys`: which keys exist, remembered for a moment · `scope`: what they may do · `rate`: how fast ·
+//! - `caller`: who that can be · `keys`: which keys exist, remembered for a moment · `scope`: what they may do · `rate`: how fast ·
 //!   `failures`: who tries keys that do not exist · here: on whose behalf a request is made.
 //!
 //! # Invariants
@@ -8,6 +8,7 @@
 //!   and any other tenant looks to it like one that does not exist.
 //! - S2: keys are never logged; the admin token is compared in constant time.
 
+mod caller;
 mod failures;
 mod keys;
 mod rate;
@@ -25,8 +26,8 @@ use shared::store::keys::{KeyOwner, hash};
 use shared::store::{StoreError, limits as limits_store, tenants};
 use subtle::ConstantTimeEq;
 use time::OffsetDateTime;
-use uuid::Uuid;
 
+pub(crate) use self::caller::{Caller, KeyRef, OrganizationCaller, Readers};
 use self::keys::{BELIEVED, Keys, Known, MOST_ENTRIES};
 pub(crate) use self::rate::Remaining;
 pub(crate) use self::scope::Scope;
@@ -45,69 +46,6 @@ const EVERY_TENANT: &str = "*";
 /// A change of a tenant is looked for from so much before the last look: its transaction may have begun
 /// that long before it committed.
 const LATE_COMMIT: time::Duration = time::Duration::seconds(20);
-
-/// A tenant on whose behalf a request is made.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Caller {
-    pub(crate) tenant: TenantKey,
-    /// Whether its key has [`Scope::Read`] too, whatever the request itself needs.
-    pub(crate) reads: bool,
-    /// With which key.
-    pub(crate) key: KeyRef,
-    /// What the tenant may.
-    pub(crate) limits: Limits,
-}
-
-/// An organization on whose behalf a request is made.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OrganizationCaller {
-    pub(crate) organization: i32,
-    /// With which key.
-    pub(crate) key: KeyRef,
-    scopes: u8,
-    /// What the organization and its tenants may.
-    pub(crate) limits: Limits,
-}
-
-impl OrganizationCaller {
-    /// Whether its key may do this too.
-    pub(crate) const fn has(&self, scope: Scope) -> bool {
-        self.scopes & scope.bit() != 0
-    }
-}
-
-/// Whom a list is for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Readers {
-    /// One tenant.
-    Tenant(TenantKey),
-    /// All tenants of an organization.
-    Organization(i32),
-}
-
-/// A key as the audit log names it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct KeyRef {
-    pub(crate) id: Uuid,
-    hint: [u8; 10],
-}
-
-impl KeyRef {
-    fn new(id: Uuid, text: &str) -> Self {
-        let mut hint = [b' '; 10];
-        for (to, from) in hint.iter_mut().zip(text.bytes()) {
-            *to = from;
-        }
-        Self { id, hint }
-    }
-
-    /// The first characters of its text.
-    pub(crate) fn hint(&self) -> &str {
-        std::str::from_utf8(&self.hint)
-            .unwrap_or_default()
-            .trim_end()
-    }
-}
 
 /// A tenant that an organization's key named.
 #[derive(Debug, Clone, Copy)]
@@ -162,7 +100,7 @@ impl Auth {
     ) -> Result<Caller, ApiError> {
         let known = self.keys.key(bearer(request)?, request).await?;
         known.require(scope)?;
-        take(&known, request, 1)?;
+        take_one(&known, request)?;
         self.caller(request, &known).await
     }
 
@@ -184,7 +122,7 @@ impl Auth {
     ) -> Result<Readers, ApiError> {
         let known = self.keys.key(bearer(request)?, request).await?;
         known.require(scope)?;
-        take(&known, request, 1)?;
+        take_one(&known, request)?;
         match known.owner {
             KeyOwner::Organization(organization)
                 if tenant_header(request)? == Some(EVERY_TENANT) =>
@@ -242,7 +180,7 @@ impl Auth {
         match known.owner {
             KeyOwner::Organization(organization) => {
                 known.require(scope)?;
-                take(&known, request, 1)?;
+                take_one(&known, request)?;
                 Ok(OrganizationCaller {
                     organization,
                     key: known.key,
@@ -268,12 +206,16 @@ impl Auth {
         // Hashes have one length, so not even the token's length shows.
         let (given, expected) = (hash(bearer(request)?), hash(token));
         let peer = keys::peer(request);
-        self.keys.may_try(&given, peer)?;
-        if bool::from(given.ct_eq(&expected)) {
-            Ok(())
-        } else {
-            self.keys.failed(given, peer, boot_time());
-            Err(unauthorized("this is not the admin token"))
+        let is_token = bool::from(given.ct_eq(&expected));
+        match self.keys.may_try(&given, peer) {
+            // Somebody sent it where a key belongs.
+            Err(error) if is_token && error.kind() == Kind::Unauthorized => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) if is_token => Ok(()),
+            Ok(()) => {
+                self.keys.failed(given, peer, boot_time());
+                Err(unauthorized("this is not the admin token"))
+            }
         }
     }
 
@@ -400,6 +342,14 @@ pub(crate) async fn make_room(
     }
     let detail = format!("the organization has {most} tenants, which is its limit");
     Err(ApiError::new(Kind::LimitReached, detail))
+}
+
+/// Counts a request against its key's limit: once, also when it is tried again (`crate::patience`).
+fn take_one(known: &Known, request: &HttpRequest) -> Result<(), ApiError> {
+    if known.rate.is_some() && request.extensions().contains::<Remaining>() {
+        return Ok(());
+    }
+    take(known, request, 1)
 }
 
 /// Counts against a key's limit, and remembers for the reply what is left.

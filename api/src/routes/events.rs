@@ -195,10 +195,7 @@ fn refused(refusal: Refusal) -> ApiError {
         ),
         Refusal::Types => ApiError::new(
             Kind::LimitReached,
-            format!(
-                "the tenant has used {} event types, which is the limit",
-                shared::store::ingest::MAX_TYPES
-            ),
+            "the tenant has used as many event types as it may have",
         ),
         Refusal::Restless => ApiError::new(
             Kind::Overloaded,

@@ -39,9 +39,11 @@ const PUBLIC_ID: &str = "SELECT public_id FROM tenants WHERE id = $1 AND deleted
 /// Uses `tenants_organization_id_external_id_key`.
 const FIND_BY_EXTERNAL_ID: &str = "SELECT id, public_id FROM tenants WHERE organization_id = $1 AND external_id = $2 AND deleted_at IS NULL";
 
-/// A parallel first use makes one tenant: the loser of the race finds the winner's.
+/// A parallel first use makes one tenant: the loser of the race finds the winner's. None of an organization
+/// that was deleted.
 const ENSURE_BY_EXTERNAL_ID: &str = "
-INSERT INTO tenants (public_id, organization_id, external_id, name) VALUES ($1, $2, $3, $3)
+INSERT INTO tenants (public_id, organization_id, external_id, name)
+SELECT $1::uuid, o.id, $3::text, $3::text FROM organizations o WHERE o.id = $2::int4 AND o.deleted_at IS NULL
 ON CONFLICT (organization_id, external_id) DO NOTHING";
 
 /// Uses `tenants_public_id_key`.
