@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use shared::domain::limits::{KeyRate, Limits};
 use shared::policy::address::AddressRules;
 use shared::runtime::budgets;
 use shared::runtime::settings::{ConfigErrors, Settings};
@@ -48,6 +49,8 @@ pub struct Config {
     pub(crate) writers: usize,
     /// Requests that may wait to be written; `None`: the built-in limit.
     pub(crate) most_waiting: Option<usize>,
+    /// What keys and tenants may where nothing is set for them.
+    pub(crate) limits: Limits,
 }
 
 impl Config {
@@ -87,6 +90,7 @@ impl Config {
             deadline: DEADLINE,
             writers: WRITERS,
             most_waiting: None,
+            limits: limits(settings),
         })
     }
 
@@ -111,7 +115,15 @@ impl Config {
             deadline: DEADLINE,
             writers: WRITERS,
             most_waiting: None,
+            limits: Limits::default(),
         }
+    }
+
+    /// The same, with these limits where nothing is set for a key or tenant.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// The same, with room for so many waiting requests only.
@@ -160,6 +172,20 @@ impl Config {
 fn database(settings: &Settings) -> Result<Database, ConfigErrors> {
     let url = settings.required("DATABASE_URL")?;
     Database::new(url).map_err(|error| ConfigErrors::one("DATABASE_URL", error.to_string()))
+}
+
+fn limits(settings: &Settings) -> Limits {
+    let count = |name| settings.get(name).and_then(|text| text.parse::<u32>().ok());
+    Limits {
+        rate_limit: count("POSTRIDER_KEY_RATE").map(|per_second| KeyRate {
+            per_second,
+            burst: count("POSTRIDER_KEY_BURST").unwrap_or(per_second.saturating_mul(2)),
+        }),
+        max_endpoints: count("POSTRIDER_TENANT_ENDPOINTS"),
+        events_per_day: count("POSTRIDER_TENANT_EVENTS_PER_DAY"),
+        events_per_month: count("POSTRIDER_TENANT_EVENTS_PER_MONTH"),
+        ..Limits::default()
+    }
 }
 
 fn master_keys(settings: &Settings) -> Result<MasterKeys, ConfigErrors> {

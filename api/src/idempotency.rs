@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use actix_web::body::{self, BoxBody};
+use actix_web::body::{self, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::{Method, StatusCode, header};
 use actix_web::middleware::Next;
@@ -75,13 +75,13 @@ fn text(request: &HttpRequest) -> Result<Option<&str>, ApiError> {
 /// Middleware: a POST with a key runs once, and is answered with the same reply for a day.
 pub(crate) async fn once(
     mut request: ServiceRequest,
-    next: Next<BoxBody>,
+    next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
     if request.method() != Method::POST || !request.headers().contains_key(NAME) {
-        return next.call(request).await;
+        return Ok(next.call(request).await?.map_into_boxed_body());
     }
     match begin(&mut request).await {
-        Ok(Begun::Unknown) => next.call(request).await,
+        Ok(Begun::Unknown) => Ok(next.call(request).await?.map_into_boxed_body()),
         Ok(Begun::Answered(reply)) => Ok(request.into_response(reply)),
         Ok(Begun::Ours(once)) => {
             let running = next.call(request);
@@ -89,7 +89,10 @@ pub(crate) async fn once(
                 clippy::disallowed_methods,
                 reason = "a handler is its thread's own; it ends by itself, its connections have budgets"
             )]
-            let ended = actix_web::rt::spawn(async move { once.end(running.await?).await });
+            let ended = actix_web::rt::spawn(async move {
+                let response = running.await?.map_into_boxed_body();
+                once.end(response).await
+            });
             ended.await.unwrap_or_else(|error| {
                 tracing::error!(%error, "a request panicked");
                 Err(ApiError::new(Kind::Internal, "the cause is in the log of the server").into())

@@ -185,6 +185,11 @@ impl Fields {
         });
     }
 
+    /// The names of the fields that were given and not taken yet.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.values.keys().cloned().collect()
+    }
+
     /// A field's value; absent and `null` are the same.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.values.remove(name).filter(|value| !value.is_null())

@@ -7,8 +7,10 @@
 //!
 //! Not here: sending. The API and the worker meet in the database only.
 
+mod audit;
 mod auth;
 mod config;
+mod connections;
 mod health;
 mod idempotency;
 mod ingest;
@@ -17,7 +19,9 @@ mod json;
 mod metrics;
 mod openapi;
 mod paging;
+mod patience;
 mod problem;
+mod quotas;
 mod request_id;
 mod routes;
 mod schemas;

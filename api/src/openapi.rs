@@ -50,6 +50,7 @@ const ADMIN: &str = "admin";
         (name = "Endpoints", description = "Where to, what, and within which limits"),
         (name = "Replays", description = "Old events, sent again in the background"),
         (name = "Dead letters", description = "Deliveries that are no longer tried"),
+        (name = "Audit log", description = "Who changed what of the configuration"),
         (name = "Tenants", description = "For organizations: the tenants of their own"),
         (name = "Administration", description = "For the operator"),
         (name = "Operation", description = "For load balancers"),
@@ -183,13 +184,14 @@ fn idempotency_key() -> Parameter {
 
 fn tenant_header() -> Parameter {
     let text = Object::builder().schema_type(Type::String).pattern(Some(
-        "^(tnt_[0-7][0-9a-hjkmnp-tv-z]{25}|ext:[!-~]([ -~]{0,126}[!-~])?)$",
+        "^(\\*|tnt_[0-7][0-9a-hjkmnp-tv-z]{25}|ext:[!-~]([ -~]{0,126}[!-~])?)$",
     ));
     ParameterBuilder::new()
         .name("Postrider-Tenant")
         .parameter_in(ParameterIn::Header)
         .description(Some(
-            "With an organization's key: the tenant, by its id or by `ext:` and the organization's own name for it",
+            "With an organization's key: the tenant, by its id or by `ext:` and the organization's own name for it; `*` for all of them, in lists of \
+             endpoints, events and deliveries, whose rows then have a `tenant_id`",
         ))
         .schema(Some(text))
         .build()

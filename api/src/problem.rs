@@ -14,7 +14,7 @@ use shared::store::StoreError;
 use utoipa::ToSchema;
 
 /// Seconds that a client should wait when we are overloaded or the database is away.
-const RETRY_AFTER: u32 = 1;
+const RETRY_AFTER: u64 = 1;
 
 /// What went wrong, as a class that clients can react to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,7 @@ pub(crate) enum Kind {
     Conflict,
     PreconditionFailed,
     RequestInProgress,
+    Expunged,
     PayloadTooLarge,
     UnsupportedMediaType,
     InvalidFields,
@@ -37,6 +38,9 @@ pub(crate) enum Kind {
     LimitReached,
     NotStorable,
     NotReplayable,
+    RateLimited,
+    QuotaReached,
+    TooManyFailures,
     Internal,
     Overloaded,
     Unavailable,
@@ -57,6 +61,7 @@ impl Kind {
             Self::Conflict => (409, "conflict", "The current state does not allow this"),
             Self::PreconditionFailed => (412, "precondition-failed", "It has changed meanwhile"),
             Self::RequestInProgress => (409, "request-in-progress", "The same is running already"),
+            Self::Expunged => (410, "expunged", "It was removed for good"),
             Self::PayloadTooLarge => (413, "payload-too-large", "The body is too large"),
             Self::UnsupportedMediaType => (415, "unsupported-media-type", "JSON is expected"),
             Self::InvalidFields => (422, "invalid-fields", "Some fields are not valid"),
@@ -68,6 +73,9 @@ impl Kind {
             Self::LimitReached => (422, "limit-reached", "A limit is reached"),
             Self::NotStorable => (422, "not-storable", "The data cannot be stored"),
             Self::NotReplayable => (422, "not-replayable", "It cannot be sent again"),
+            Self::RateLimited => (429, "rate-limited", "Too much with this key"),
+            Self::QuotaReached => (429, "quota-reached", "The tenant's quota is used up"),
+            Self::TooManyFailures => (429, "too-many-failures", "Too many keys that do not exist"),
             Self::Internal => (500, "internal", "Something went wrong on our side"),
             Self::Overloaded => (503, "overloaded", "Too much at once; try again"),
             Self::Unavailable => (503, "unavailable", "Not available at the moment; try again"),
@@ -111,6 +119,14 @@ impl Kind {
             }
             Self::LimitReached => "a tenant has at most 10000 endpoints",
             Self::NotStorable => "the database refuses this event",
+            Self::Expunged => {
+                "the payload of this event was expunged; it cannot be read or sent again"
+            }
+            Self::RateLimited => "this key may be used 100 times a second; wait a second",
+            Self::QuotaReached => {
+                "the tenant has published 1000000 events today, which is its quota"
+            }
+            Self::TooManyFailures => "too many keys from this address do not exist; wait a minute",
             Self::NotReplayable => {
                 "its event is past its retention, so there is nothing left to send; publish a new event"
             }
@@ -137,6 +153,8 @@ pub(crate) struct ApiError {
     errors: Vec<FieldError>,
     /// For `Allow` on 405.
     allow: Option<&'static str>,
+    /// Seconds, for `Retry-After` where it is not [`RETRY_AFTER`].
+    retry_after: Option<u64>,
 }
 
 impl ApiError {
@@ -146,7 +164,21 @@ impl ApiError {
             detail: detail.into(),
             errors: Vec::new(),
             allow: None,
+            retry_after: None,
         }
+    }
+
+    /// The same, to be tried again after so many seconds.
+    pub(crate) fn retry_after(self, seconds: u64) -> Self {
+        Self {
+            retry_after: Some(seconds),
+            ..self
+        }
+    }
+
+    /// What went wrong.
+    pub(crate) const fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// Some fields are not valid; each is named.
@@ -261,8 +293,9 @@ impl ResponseError for ApiError {
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         ));
-        if status == 503 || self.kind == Kind::RequestInProgress {
-            reply.insert_header((header::RETRY_AFTER, RETRY_AFTER.to_string()));
+        if matches!(status, 429 | 503) || self.kind == Kind::RequestInProgress {
+            let seconds = self.retry_after.unwrap_or(RETRY_AFTER);
+            reply.insert_header((header::RETRY_AFTER, seconds.to_string()));
         }
         if status == 401 {
             reply.insert_header((header::WWW_AUTHENTICATE, "Bearer"));

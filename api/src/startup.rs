@@ -12,6 +12,7 @@ use actix_web::dev::{Server, ServerHandle};
 use actix_web::middleware::from_fn;
 use actix_web::{App, HttpServer, web};
 use anyhow::Context as _;
+use deadpool_postgres::Pool;
 use shared::runtime::clock::DatabaseClock;
 use shared::runtime::telemetry::MetricsServer;
 use shared::runtime::{Supervisor, spawn_driver};
@@ -22,8 +23,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::auth::Auth;
 use crate::config::Config;
+use crate::connections::Connections;
 use crate::health::Health;
 use crate::ingest::{Lane, Queues, hints, writer};
+use crate::quotas::Quotas;
 use crate::routes::{NextSlot, State};
 use crate::schemas::Schemas;
 use crate::{metrics, request_id, routes};
@@ -39,6 +42,10 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const POOL_WAIT: Duration = Duration::from_secs(3);
 /// How often it is noted which keys were used.
 const NOTE_USED: Duration = Duration::from_secs(60);
+/// How often changes of tenants are looked for: limits and deletions hold within two seconds.
+const LOOK_FOR_CHANGES: Duration = Duration::from_secs(1);
+/// How often the events of tenants with a quota are written.
+const WRITE_COUNTS: Duration = Duration::from_secs(1);
 /// How often the pool is measured.
 const OBSERVE_POOL: Duration = Duration::from_secs(5);
 /// What the background tasks get to end, after the last request.
@@ -98,11 +105,17 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
         Arc::clone(&clock),
         Arc::clone(&writers),
     );
+    let connections = Connections::new(pool.clone(), config.deadline);
     let state = web::Data::new(State {
-        auth: Auth::new(pool.clone(), config.admin_token.clone()),
+        auth: Auth::new(
+            connections.clone(),
+            config.admin_token.clone(),
+            config.limits,
+        ),
         slots: NextSlot::new(),
         schemas: Schemas::new(pool.clone()),
-        pool,
+        quotas: Quotas::new(connections.clone()),
+        connections,
         queues,
         clock,
         health,
@@ -117,7 +130,7 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     let mut tasks = Supervisor::new(last.clone());
     start_writers(&mut tasks, &state, &writers);
     start_hints(&mut tasks, database, arriving);
-    start_observers(&mut tasks, &state);
+    start_observers(&mut tasks, &state, pool);
     let ready = Arc::clone(&state.health);
     drop(spawn_driver(metrics_server.run(
         move || std::future::ready(ready.ready()),
@@ -206,7 +219,7 @@ fn start_hints(
     });
 }
 
-fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>) {
+fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>, pool: Pool) {
     let health = Arc::clone(&state.health);
     tasks.start("health", move |stop| {
         let health = Arc::clone(&health);
@@ -215,19 +228,50 @@ fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>) {
     let auth = Arc::clone(&state.auth);
     tasks.start("key use", move |stop| {
         let auth = Arc::clone(&auth);
-        every(NOTE_USED, stop, async move || {
+        every_and_at_the_end(NOTE_USED, stop, async move || {
             if let Err(error) = auth.note_used().await {
                 tracing::debug!(%error, "it was not noted which keys were used");
             }
         })
     });
-    let pool = state.pool.clone();
+    let auth = Arc::clone(&state.auth);
+    tasks.start("changed tenants", move |stop| {
+        let auth = Arc::clone(&auth);
+        every(LOOK_FOR_CHANGES, stop, async move || {
+            if let Err(error) = auth.forget_changed().await {
+                tracing::debug!(%error, "it is not known which tenants changed");
+            }
+        })
+    });
+    let (quotas, clock) = (Arc::clone(&state.quotas), Arc::clone(&state.clock));
+    tasks.start("quotas", move |stop| {
+        let (quotas, clock) = (Arc::clone(&quotas), Arc::clone(&clock));
+        every_and_at_the_end(WRITE_COUNTS, stop, async move || {
+            if let Err(error) = quotas.write(clock.now().date()).await {
+                tracing::warn!(%error, "the events of tenants with a quota were not written; trying again");
+            }
+        })
+    });
     tasks.start("pool metrics", move |stop| {
         let pool = pool.clone();
         every(OBSERVE_POOL, stop, async move || {
             metrics::observe_pool(&pool)
         })
     });
+}
+
+/// The same, and once more when the process stops: what it remembers is not lost.
+async fn every_and_at_the_end(
+    interval: Duration,
+    stop: CancellationToken,
+    mut act: impl AsyncFnMut(),
+) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(interval) => act().await,
+            () = stop.cancelled() => return act().await,
+        }
+    }
 }
 
 async fn every(interval: Duration, stop: CancellationToken, mut act: impl AsyncFnMut()) {

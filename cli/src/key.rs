@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use shared::ids::{KeyId, OrganizationId, TenantId};
+use shared::domain::audit::Object;
+use shared::ids::{KeyId, OrganizationId, TenantId, TenantKey};
 use shared::runtime::clock::wall_time;
 use shared::runtime::program::Failure;
 use shared::runtime::settings::Settings;
@@ -13,13 +14,19 @@ use time::OffsetDateTime;
 
 use crate::organization::{self, PAGE};
 use crate::output::{Output, note, table};
-use crate::store::{connect, store_failure};
+use crate::store::{begin, commit, connect, store_failure};
 use crate::tenant;
 
 /// What a key may do when nobody says less.
-const TENANT_SCOPES: [&str; 4] = ["events:write", "endpoints:write", "read", "replay"];
-/// Also: make tenants.
-const TENANTS_WRITE: &str = "tenants:write";
+const TENANT_SCOPES: [&str; 5] = [
+    "events:write",
+    "endpoints:write",
+    "read",
+    "replay",
+    "data:delete",
+];
+/// Also: make tenants, and manage their keys.
+const ORGANIZATION_SCOPES: [&str; 2] = ["tenants:write", "keys:write"];
 
 /// The longest life of a key that has an end: a hundred years.
 const LONGEST_LIFE: Duration = Duration::from_hours(24 * 36_500);
@@ -62,7 +69,7 @@ Examples:
         name: String,
         /// What it may do [default: everything]
         #[arg(long = "scope", value_parser = [
-            "events:write", "endpoints:write", "read", "replay", "tenants:write",
+            "events:write", "endpoints:write", "read", "replay", "data:delete", "tenants:write", "keys:write",
         ])]
         scopes: Vec<String>,
         /// When it expires, from now [default: never]
@@ -129,7 +136,7 @@ pub(crate) async fn run(
     settings: &Settings,
     output: Output,
 ) -> Result<(), Failure> {
-    let session = connect(settings).await?;
+    let mut session = connect(settings).await?;
     match command {
         Command::Create {
             owner,
@@ -144,8 +151,11 @@ pub(crate) async fn run(
                 scopes
             };
             let expires_at = expires_in.map(|length| wall_time() + length);
-            let made = keys::create(&*session, owner, &name, &scopes, expires_at).await;
+            let transaction = begin(&mut session).await?;
+            let made = keys::create(&transaction, owner, &name, &scopes, expires_at).await;
             let (info, key) = made.map_err(store_failure)?;
+            let object = Object::new("key", info.id);
+            commit(transaction, whose(owner), "key.created", object).await?;
             let shown = Shown::new(info, Some(key.reveal().to_owned()));
             if output.is_text() {
                 note(&format!(
@@ -162,18 +172,29 @@ pub(crate) async fn run(
         }
         Command::Revoke { owner, id } => {
             let owner = find(&session, &owner).await?;
-            let revoked = keys::revoke(&*session, owner, id.0).await;
+            let transaction = begin(&mut session).await?;
+            let revoked = keys::revoke(&transaction, owner, id.0).await;
             if !revoked.map_err(store_failure)? {
                 return Err(Failure::Failed(format!(
                     "this owner has no key {id}: `postrider key list` shows all"
                 )));
             }
+            let object = Object::new("key", id.0);
+            commit(transaction, whose(owner), "key.revoked", object).await?;
             output.result(&serde_json::json!({"id": id, "revoked": true}), |_| {
                 format!("{id} is revoked")
             });
         }
     }
     Ok(())
+}
+
+/// An owner as the audit log names it.
+const fn whose(owner: OwnerKey) -> (Option<TenantKey>, Option<i32>) {
+    match owner {
+        OwnerKey::Tenant(tenant) => (Some(tenant), None),
+        OwnerKey::Organization(organization) => (None, Some(organization)),
+    }
 }
 
 async fn list(session: &Session, owner: OwnerKey) -> Result<Vec<Shown>, Failure> {
@@ -192,11 +213,11 @@ async fn list(session: &Session, owner: OwnerKey) -> Result<Vec<Shown>, Failure>
 /// Everything that a key of this owner can be allowed.
 pub(crate) fn all_scopes(owner: OwnerKey) -> Vec<String> {
     let own = match owner {
-        OwnerKey::Tenant(_) => None,
-        OwnerKey::Organization(_) => Some(TENANTS_WRITE),
+        OwnerKey::Tenant(_) => &[][..],
+        OwnerKey::Organization(_) => &ORGANIZATION_SCOPES[..],
     };
-    let scopes = TENANT_SCOPES.into_iter().chain(own);
-    scopes.map(str::to_owned).collect()
+    let scopes = TENANT_SCOPES.iter().chain(own);
+    scopes.map(|scope| (*scope).to_owned()).collect()
 }
 
 async fn find(session: &Session, owner: &Owner) -> Result<OwnerKey, Failure> {

@@ -1,6 +1,7 @@
 //! `postrider organization`: SaaS companies, straight in the database.
 
 use serde::Serialize;
+use shared::domain::audit::Object;
 use shared::ids::OrganizationId;
 use shared::runtime::program::Failure;
 use shared::runtime::settings::Settings;
@@ -8,7 +9,7 @@ use shared::store::tenants::{self, Organization};
 use time::OffsetDateTime;
 
 use crate::output::{Output, table};
-use crate::store::{connect, store_failure};
+use crate::store::{begin, commit, connect, store_failure};
 
 /// Rows per query of a list.
 pub(crate) const PAGE: i64 = 250;
@@ -66,11 +67,15 @@ pub(crate) async fn run(
     settings: &Settings,
     output: Output,
 ) -> Result<(), Failure> {
-    let session = connect(settings).await?;
+    let mut session = connect(settings).await?;
     match command {
         Command::Create { name } => {
-            let made = tenants::create_organization(&*session, &name).await;
-            let shown = Shown::from(made.map_err(store_failure)?);
+            let transaction = begin(&mut session).await?;
+            let made = tenants::create_organization(&transaction, &name).await;
+            let made = made.map_err(store_failure)?;
+            let (whose, object) = ((None, Some(made.key)), Object::new("organization", made.id));
+            commit(transaction, whose, "organization.created", object).await?;
+            let shown = Shown::from(made);
             output.result(&shown, |shown| shown.id.to_string());
         }
         Command::List => {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use shared::domain::audit::Object;
 use shared::domain::endpoint::is_type_pattern;
 use shared::domain::pause::LONGEST;
 use shared::ids::{TenantId, TenantKey};
@@ -15,9 +16,14 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::organization;
 use crate::output::{Output, table};
-use crate::store::{connect, store_failure};
+use crate::store::{begin, commit, connect, store_failure};
 use crate::tenant;
 
+/// As the audit log names it.
+const PAUSE: Object = Object {
+    kind: "pause",
+    id: None,
+};
 /// The longest reason.
 const MOST_REASON: usize = 256;
 
@@ -123,7 +129,7 @@ pub(crate) async fn run(
     settings: &Settings,
     output: Output,
 ) -> Result<(), Failure> {
-    let session = connect(settings).await?;
+    let mut session = connect(settings).await?;
     match command {
         Command::Start {
             what,
@@ -131,25 +137,32 @@ pub(crate) async fn run(
             reason,
         } => {
             let rule = resolve(&session, &what).await?;
-            let started = pauses::start(&*session, rule, length, &reason).await;
+            let tenant = rule.tenant;
+            let transaction = begin(&mut session).await?;
+            let started = pauses::start(&transaction, rule, length, &reason).await;
             let Some(until) = started.map_err(store_failure)? else {
                 return Err(Failure::Failed(format!(
                     "there are {} pauses already: end some with `postrider pause end`, or use a prefix like `order.*`",
                     pauses::MOST
                 )));
             };
+            commit(transaction, (tenant, None), "pause.started", PAUSE).await?;
             output.result(&Started { until }, |it| {
                 format!("held back until {}", instant(it.until))
             });
         }
         Command::End { what } => {
             let rule = resolve(&session, &what).await?;
-            if !pauses::end(&*session, rule).await.map_err(store_failure)? {
+            let tenant = rule.tenant;
+            let transaction = begin(&mut session).await?;
+            let ended = pauses::end(&transaction, rule).await;
+            if !ended.map_err(store_failure)? {
                 return Err(Failure::Failed(
                     "there is no such pause, or it is over: `postrider pause list --all` shows all"
                         .to_owned(),
                 ));
             }
+            commit(transaction, (tenant, None), "pause.ended", PAUSE).await?;
             output.result(&serde_json::json!({ "ended": true }), |_| {
                 "ended: what no other pause means goes on within seconds, in lines (ordered) within half a minute"
                     .to_owned()

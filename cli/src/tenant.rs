@@ -1,6 +1,7 @@
 //! `postrider tenant`: receiver sides, straight in the database.
 
 use serde::Serialize;
+use shared::domain::audit::Object;
 use shared::ids::{OrganizationId, TenantId};
 use shared::runtime::program::Failure;
 use shared::runtime::settings::Settings;
@@ -10,7 +11,7 @@ use time::OffsetDateTime;
 
 use crate::organization::{self, PAGE};
 use crate::output::{Output, table};
-use crate::store::{connect, store_failure};
+use crate::store::{begin, commit, connect, store_failure};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
@@ -68,7 +69,7 @@ pub(crate) async fn run(
     settings: &Settings,
     output: Output,
 ) -> Result<(), Failure> {
-    let session = connect(settings).await?;
+    let mut session = connect(settings).await?;
     match command {
         Command::Create {
             name,
@@ -76,15 +77,19 @@ pub(crate) async fn run(
             external_id,
         } => {
             let owner = owner(&session, organization).await?;
-            let made = tenants::create(&*session, owner, external_id.as_deref(), &name).await;
+            let transaction = begin(&mut session).await?;
+            let made = tenants::create(&transaction, owner, external_id.as_deref(), &name).await;
             let taken = matches!(made, Err(StoreError::Conflict(_)));
-            let shown = Shown::from(made.map_err(|error| {
+            let made = made.map_err(|error| {
                 if taken {
                     let text = "the organization has a tenant with this external id already";
                     return Failure::Failed(text.to_owned());
                 }
                 store_failure(error)
-            })?);
+            })?;
+            let (whose, object) = ((Some(made.key), owner), Object::new("tenant", made.id));
+            commit(transaction, whose, "tenant.created", object).await?;
+            let shown = Shown::from(made);
             output.result(&shown, |shown| shown.id.to_string());
         }
         Command::List { organization } => {

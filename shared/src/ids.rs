@@ -102,6 +102,15 @@ public_id!(
     ReplayId, "rpl", "replay"
 );
 
+public_id!(
+    /// A change of the configuration, in the audit log.
+    AuditId, "aud", "audit log entry"
+);
+public_id!(
+    /// Something that is removed in the background.
+    RemovalId, "rmv", "removal"
+);
+
 /// The key of a tenant inside the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantKey(pub i32);

@@ -92,6 +92,7 @@ impl Config {
                 events: settings.duration("POSTRIDER_RETENTION_EVENTS"),
                 attempts: settings.duration("POSTRIDER_RETENTION_ATTEMPTS"),
                 dead_letters: settings.duration("POSTRIDER_RETENTION_DEAD_LETTERS"),
+                audit_log: settings.duration("POSTRIDER_RETENTION_AUDIT_LOG"),
             },
         })
     }

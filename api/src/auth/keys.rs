@@ -6,15 +6,19 @@
 //!
 //! # Invariants
 //! - A revocation holds within two seconds while the database answers.
-//! - Bounded: each cache starts anew at [`MOST_ENTRIES`].
+//! - Bounded: each cache starts anew at [`MOST_ENTRIES`]. Keys that are not known are looked up two at a
+//!   time, and an address that tries many that do not exist waits ([`super::failures`]): guessing is no
+//!   storm of look-ups. What cannot be a key is not looked up at all.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use actix_web::HttpRequest;
 use arc_swap::ArcSwap;
-use deadpool_postgres::Pool;
+use shared::domain::limits::Limits;
 use shared::runtime::clock::{BootTime, boot_time};
 use shared::runtime::spawn_driver;
 use shared::store::StoreError;
@@ -22,7 +26,10 @@ use shared::store::keys::{self, FoundKey, KeyHash, KeyOwner};
 use shared::store::pool::within;
 use uuid::Uuid;
 
-use super::{Scope, unauthorized};
+use super::failures::Failures;
+use super::rate::Rate;
+use super::{KeyRef, Scope, unauthorized};
+use crate::connections::Connections;
 use crate::problem::{ApiError, Kind};
 
 /// How long a key is believed without asking. With the time that asking takes, under two seconds.
@@ -30,13 +37,21 @@ const FRESH: Duration = Duration::from_millis(1_500);
 /// From this age on, the next use asks again in the background.
 const AGEING: Duration = Duration::from_millis(750);
 /// How long a key is believed while the database cannot be asked.
-const BELIEVED: Duration = Duration::from_secs(60);
+pub(super) const BELIEVED: Duration = Duration::from_secs(60);
 /// After a failure to ask, the pause before the next attempt: an outage is not a storm of lookups.
 const ASK_PAUSE: Duration = Duration::from_millis(500);
 /// How long one look-up may take.
 const LOOKUP_BUDGET: Duration = Duration::from_secs(2);
+/// How long the first look-up of a key may take, with the wait for its turn and for a database that is
+/// away: half of a request's deadline.
+const FIRST_LOOKUP_BUDGET: Duration = Duration::from_secs(5);
 /// How long a key that does not exist is refused without asking.
 const REFUSED: Duration = Duration::from_secs(1);
+/// How many keys that are not known may be looked up at once, and how many may wait for that.
+const LOOKUPS: usize = 2;
+const MOST_LOOKUPS_WAITING: usize = 500;
+/// The length of a key: `prk_` or `pro_` and 43 characters.
+const KEY_LENGTH: usize = 47;
 /// The most entries of each cache; at the limit it starts anew.
 pub(super) const MOST_ENTRIES: usize = 20_000;
 
@@ -44,31 +59,49 @@ pub(super) const MOST_ENTRIES: usize = 20_000;
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) owner: KeyOwner,
-    scopes: u8,
+    pub(super) key: KeyRef,
+    pub(super) scopes: u8,
+    /// What the tenant or the organization may, as far as that is set.
+    pub(super) limits: Limits,
+    pub(super) rate: Option<Arc<Rate>>,
     /// When the question was sent whose answer this is.
     confirmed: BootTime,
 }
 
 impl Known {
-    fn new(found: &FoundKey, confirmed: BootTime) -> Self {
+    /// `before`: what was known of it, whose bucket it keeps while the limit is the same.
+    fn new(found: &FoundKey, confirmed: BootTime, default: Limits, before: Option<&Self>) -> Self {
+        let limit = found.rate.or(default.rate_limit);
+        let kept = before.and_then(|before| before.rate.clone());
+        let rate = limit.map(|limit| {
+            kept.filter(|rate| rate.limit == limit)
+                .unwrap_or_else(|| Arc::new(Rate::new(limit)))
+        });
         let scopes = Scope::ALL
             .into_iter()
             .filter(|scope| found.scopes.iter().any(|name| name == scope.name()))
             .fold(0, |bits, scope| bits | scope.bit());
         Self {
             owner: found.owner,
+            key: KeyRef::new(found.id, &found.hint),
             scopes,
+            limits: found.limits.or(default),
+            rate,
             confirmed,
         }
     }
 
     /// What it may, as a text of no meaning.
-    pub(super) fn scopes(&self) -> String {
+    pub(super) fn scopes_text(&self) -> String {
         format!("{:02x}", self.scopes)
     }
 
+    pub(super) const fn has(&self, scope: Scope) -> bool {
+        self.scopes & scope.bit() != 0
+    }
+
     pub(super) fn require(&self, scope: Scope) -> Result<(), ApiError> {
-        if self.scopes & scope.bit() != 0 {
+        if self.has(scope) {
             return Ok(());
         }
         Err(ApiError::new(
@@ -89,17 +122,25 @@ struct Entry {
 
 /// Knows keys. Shared by all requests of a process.
 pub(super) struct Keys {
-    pool: Pool,
+    connections: Connections,
+    default: Limits,
     entries: RwLock<HashMap<KeyHash, Arc<Entry>>>,
     refused: Mutex<HashMap<KeyHash, BootTime>>,
+    failures: Failures,
+    lookups: tokio::sync::Semaphore,
+    lookups_waiting: AtomicUsize,
 }
 
 impl Keys {
-    pub(super) fn new(pool: Pool) -> Arc<Self> {
+    pub(super) fn new(connections: Connections, default: Limits) -> Arc<Self> {
         Arc::new(Self {
-            pool,
+            connections,
+            default,
             entries: RwLock::default(),
             refused: Mutex::default(),
+            failures: Failures::default(),
+            lookups: tokio::sync::Semaphore::new(LOOKUPS),
+            lookups_waiting: AtomicUsize::new(0),
         })
     }
 
@@ -113,16 +154,26 @@ impl Keys {
         if used.is_empty() {
             return Ok(());
         }
-        let client = self.pool.get().await?;
+        let client = self.connections.try_get().await?;
         keys::touch(&**client, &used).await
     }
 
     /// What is known of the key with this text.
-    pub(super) async fn key(self: &Arc<Self>, text: &str) -> Result<Arc<Known>, ApiError> {
+    pub(super) async fn key(
+        self: &Arc<Self>,
+        text: &str,
+        request: &HttpRequest,
+    ) -> Result<Arc<Known>, ApiError> {
         let hash = keys::hash(text);
         let entry = read(&self.entries).get(&hash).cloned();
         let Some(entry) = entry else {
-            return self.first_use(hash).await;
+            let peer = peer(request);
+            self.may_try(&hash, peer)?;
+            if !is_well_formed(text) {
+                self.failed(hash, peer, boot_time());
+                return Err(unknown_key());
+            }
+            return self.first_use(hash, peer).await;
         };
         entry.used.store(true, Ordering::Relaxed);
         let known = entry.known.load_full();
@@ -145,17 +196,54 @@ impl Keys {
         Ok(known)
     }
 
-    async fn first_use(&self, hash: KeyHash) -> Result<Arc<Known>, ApiError> {
-        let refused = lock(&self.refused).get(&hash).copied();
-        if refused.is_some_and(|at| boot_time().since(at) <= REFUSED) {
+    /// Refuses what was refused just now, and an address that tried many keys that do not exist.
+    pub(super) fn may_try(&self, hash: &KeyHash, peer: IpAddr) -> Result<(), ApiError> {
+        let refused = lock(&self.refused).get(hash).copied();
+        let now = boot_time();
+        if refused.is_some_and(|at| now.since(at) <= REFUSED) {
             return Err(unknown_key());
         }
-        let asked = boot_time();
-        let Some(found) = self.find(&hash).await? else {
-            self.refuse(hash, asked);
+        if self.failures.is_full(peer, now) {
+            let detail = "this address has sent many keys that do not exist; try again in a moment";
+            return Err(ApiError::new(Kind::TooManyFailures, detail));
+        }
+        Ok(())
+    }
+
+    /// Remembers a key that does not exist, and who tried it.
+    pub(super) fn failed(&self, hash: KeyHash, peer: IpAddr, asked: BootTime) {
+        self.failures.count(peer, boot_time());
+        self.refuse(hash, asked);
+    }
+
+    async fn first_use(&self, hash: KeyHash, peer: IpAddr) -> Result<Arc<Known>, ApiError> {
+        let waiting = self.lookups_waiting.fetch_add(1, Ordering::Relaxed);
+        let _place = Place(&self.lookups_waiting);
+        if waiting >= MOST_LOOKUPS_WAITING {
+            let detail = "many keys are being looked up; try again in a moment";
+            return Err(ApiError::new(Kind::Overloaded, detail));
+        }
+        let looked_up = within(FIRST_LOOKUP_BUDGET, async {
+            let permit = self.lookups.acquire().await;
+            let _permit =
+                permit.map_err(|_closed| StoreError::Other("no look-ups any more".to_owned()))?;
+            // Others may have waited for the same key, or the address failed meanwhile.
+            if let Some(entry) = read(&self.entries).get(&hash) {
+                return Ok(Err(entry.known.load_full()));
+            }
+            let asked = boot_time();
+            let client = self.connections.get().await?;
+            Ok::<_, StoreError>(Ok((keys::find(&**client, &hash).await?, asked)))
+        });
+        let (found, asked) = match looked_up.await? {
+            Ok(found) => found,
+            Err(known) => return Ok(known),
+        };
+        let Some(found) = found else {
+            self.failed(hash, peer, asked);
             return Err(unknown_key());
         };
-        let known = Arc::new(Known::new(&found, asked));
+        let known = Arc::new(Known::new(&found, asked, self.default, None));
         let entry = Arc::new(Entry {
             id: found.id,
             known: ArcSwap::new(Arc::clone(&known)),
@@ -179,13 +267,18 @@ impl Keys {
             return Ok(known);
         }
         let believed = age <= BELIEVED;
-        if believed && failed.is_some_and(|at| boot_time().since(at) <= ASK_PAUSE) {
-            return Ok(known);
+        if failed.is_some_and(|at| boot_time().since(at) <= ASK_PAUSE) {
+            // Those who waited for the one that asked do not ask again, one after the other.
+            return if believed {
+                Ok(known)
+            } else {
+                Err(StoreError::Unavailable("keys cannot be checked".to_owned()).into())
+            };
         }
         let asked = boot_time();
         match self.find(&hash).await {
             Ok(Some(found)) => {
-                let known = Arc::new(Known::new(&found, asked));
+                let known = Arc::new(Known::new(&found, asked, self.default, Some(&known)));
                 entry.known.store(Arc::clone(&known));
                 *failed = None;
                 Ok(known)
@@ -200,13 +293,16 @@ impl Keys {
                 tracing::warn!(%error, "keys cannot be checked; the last answer counts");
                 Ok(known)
             }
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                *failed = Some(boot_time());
+                Err(error.into())
+            }
         }
     }
 
     async fn find(&self, hash: &KeyHash) -> Result<Option<FoundKey>, StoreError> {
         within(LOOKUP_BUDGET, async {
-            let client = self.pool.get().await?;
+            let client = self.connections.try_get().await?;
             keys::find(&**client, hash).await
         })
         .await
@@ -219,6 +315,30 @@ impl Keys {
         }
         refused.insert(hash, asked);
     }
+}
+
+/// A request that waits for a look-up.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whom a request comes from: behind a proxy, the proxy.
+pub(super) fn peer(request: &HttpRequest) -> IpAddr {
+    request
+        .peer_addr()
+        .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip())
+}
+
+/// Whether a text could be a key at all.
+fn is_well_formed(text: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    text.len() == KEY_LENGTH
+        && (text.starts_with("prk_") || text.starts_with("pro_"))
+        && text.bytes().all(legal)
 }
 
 fn unknown_key() -> ApiError {

@@ -1,30 +1,38 @@
 //! Who is calling, and what they may do.
 //!
-//! - `keys`: which keys exist, remembered for a moment · `scope`: what they may do · here: on whose
-//!   behalf a request is made.
+//! - `caller`: who that can be · `keys`: which keys exist, remembered for a moment · `scope`: what they may do · `rate`: how fast ·
+//!   `failures`: who tries keys that do not exist · here: on whose behalf a request is made.
 //!
 //! # Invariants
 //! - S3: a caller is one tenant; an organization's key reaches that organization's tenants only,
 //!   and any other tenant looks to it like one that does not exist.
 //! - S2: keys are never logged; the admin token is compared in constant time.
 
+mod caller;
+mod failures;
 mod keys;
+mod rate;
 mod scope;
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use actix_web::HttpRequest;
 use actix_web::http::header;
-use deadpool_postgres::Pool;
+use actix_web::{HttpMessage as _, HttpRequest};
+use shared::domain::limits::Limits;
 use shared::ids::{TenantId, TenantKey};
+use shared::runtime::clock::{BootTime, boot_time};
 use shared::store::keys::{KeyOwner, hash};
 use shared::store::replies::KeyHolder;
-use shared::store::{StoreError, tenants};
+use shared::store::{StoreError, limits as limits_store, tenants};
 use subtle::ConstantTimeEq;
+use time::OffsetDateTime;
 
-use self::keys::{Keys, Known, MOST_ENTRIES};
+pub(crate) use self::caller::{Caller, KeyRef, OrganizationCaller, Readers};
+use self::keys::{BELIEVED, Keys, Known, MOST_ENTRIES};
+pub(crate) use self::rate::Remaining;
 pub(crate) use self::scope::Scope;
+use crate::connections::Connections;
 use crate::problem::{ApiError, Kind};
 
 /// The longest name that an organization may have for a tenant.
@@ -33,30 +41,55 @@ pub(crate) const MOST_EXTERNAL_ID: usize = 128;
 /// The header by which an organization's key names the tenant.
 const TENANT_HEADER: &str = "Postrider-Tenant";
 
-/// A tenant on whose behalf a request is made.
+/// What names every tenant of an organization, where that is possible.
+const EVERY_TENANT: &str = "*";
+
+/// A change of a tenant is looked for from so much before the last look: its transaction may have begun
+/// that long before it committed.
+const LATE_COMMIT: time::Duration = time::Duration::seconds(20);
+
+/// A tenant that an organization's key named.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Caller {
-    pub(crate) tenant: TenantKey,
-    /// Whether its key has [`Scope::Read`] too, whatever the request itself needs.
-    pub(crate) reads: bool,
+struct Selected {
+    tenant: TenantKey,
+    own: Limits,
 }
 
 /// Knows callers. Shared by all requests of a process.
 pub(crate) struct Auth {
-    pool: Pool,
+    connections: Connections,
     admin_token: Option<String>,
     keys: Arc<Keys>,
-    /// By organization and selector (`tnt_…`, `ext:…`). A tenant never changes hands.
-    tenants: RwLock<HashMap<(i32, Box<str>), TenantKey>>,
+    /// By organization and selector (`tnt_…`, `ext:…`). A tenant never changes hands; when its limits
+    /// change or it is deleted, it is forgotten here ([`Auth::forget_changed`]).
+    tenants: RwLock<HashMap<(i32, Box<str>), Selected>>,
+    looked: Mutex<Looked>,
+}
+
+/// How far changes of tenants are known.
+#[derive(Debug, Clone, Copy)]
+struct Looked {
+    /// The database's time of the last look.
+    until: OffsetDateTime,
+    /// When that was.
+    at: BootTime,
 }
 
 impl Auth {
-    pub(crate) fn new(pool: Pool, admin_token: Option<String>) -> Arc<Self> {
+    pub(crate) fn new(
+        connections: Connections,
+        admin_token: Option<String>,
+        default: Limits,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            keys: Keys::new(pool.clone()),
-            pool,
+            keys: Keys::new(connections.clone(), default),
+            connections,
             admin_token,
             tenants: RwLock::default(),
+            looked: Mutex::new(Looked {
+                until: OffsetDateTime::UNIX_EPOCH,
+                at: boot_time(),
+            }),
         })
     }
 
@@ -66,11 +99,10 @@ impl Auth {
         request: &HttpRequest,
         scope: Scope,
     ) -> Result<Caller, ApiError> {
-        let known = self.keys.key(bearer(request)?).await?;
+        let known = self.keys.key(bearer(request)?, request).await?;
         known.require(scope)?;
-        let tenant = self.named(request, &known).await?;
-        let reads = known.require(Scope::Read).is_ok();
-        Ok(Caller { tenant, reads })
+        take_one(&known, request)?;
+        self.caller(request, &known).await
     }
 
     /// Whose keys of idempotency a request uses, and what its key may, as a text of no meaning.
@@ -82,29 +114,55 @@ impl Auth {
             self.admin(request)?;
             return Ok((KeyHolder::Operator, String::new()));
         }
-        let known = self.keys.key(bearer(request)?).await?;
+        let known = self.keys.key(bearer(request)?, request).await?;
         let holder = match known.owner {
-            KeyOwner::Organization(organization) if request.path() == "/v1/tenants" => {
+            KeyOwner::Organization(organization) if request.path().starts_with("/v1/tenants") => {
                 KeyHolder::Organization(organization)
             }
             KeyOwner::Organization(_) | KeyOwner::Tenant(..) => {
-                KeyHolder::Tenant(self.named(request, &known).await?.0)
+                KeyHolder::Tenant(self.caller(request, &known).await?.tenant.0)
             }
         };
-        Ok((holder, known.scopes()))
+        Ok((holder, known.scopes_text()))
     }
 
-    /// The tenant that a request names.
-    async fn named(&self, request: &HttpRequest, known: &Known) -> Result<TenantKey, ApiError> {
-        let selector = tenant_header(request)?;
+    /// Counts further events against the limit of the request's key: one is counted already.
+    pub(crate) async fn charge(&self, request: &HttpRequest, events: u32) -> Result<(), ApiError> {
+        let known = self.keys.key(bearer(request)?, request).await?;
+        take(&known, request, events.saturating_sub(1))
+    }
+
+    /// One tenant, or with an organization's key and `Postrider-Tenant: *` all of its tenants.
+    pub(crate) async fn readers(
+        &self,
+        request: &HttpRequest,
+        scope: Scope,
+    ) -> Result<Readers, ApiError> {
+        let known = self.keys.key(bearer(request)?, request).await?;
+        known.require(scope)?;
+        take_one(&known, request)?;
         match known.owner {
+            KeyOwner::Organization(organization)
+                if tenant_header(request)? == Some(EVERY_TENANT) =>
+            {
+                Ok(Readers::Organization(organization))
+            }
+            KeyOwner::Organization(_) | KeyOwner::Tenant(..) => {
+                Ok(Readers::Tenant(self.caller(request, &known).await?.tenant))
+            }
+        }
+    }
+
+    async fn caller(&self, request: &HttpRequest, known: &Known) -> Result<Caller, ApiError> {
+        let selector = tenant_header(request)?;
+        let (tenant, limits) = match known.owner {
             KeyOwner::Tenant(tenant, id) => {
                 if selector.is_some_and(|selector| selector != TenantId(id).to_string()) {
                     let detail =
                         format!("this key speaks for one tenant; leave {TENANT_HEADER} out");
                     return Err(ApiError::new(Kind::MissingScope, detail));
                 }
-                Ok(tenant)
+                (tenant, known.limits)
             }
             KeyOwner::Organization(organization) => {
                 let selector = selector.ok_or_else(|| {
@@ -114,9 +172,20 @@ impl Auth {
                     );
                     ApiError::new(Kind::InvalidParameter, detail)
                 })?;
-                self.select(organization, selector, known).await
+                if selector == EVERY_TENANT {
+                    let detail = format!("`{TENANT_HEADER}: *` is for lists; name one tenant here");
+                    return Err(ApiError::new(Kind::InvalidParameter, detail));
+                }
+                let selected = self.select(organization, selector, known).await?;
+                (selected.tenant, selected.own.or(known.limits))
             }
-        }
+        };
+        Ok(Caller {
+            tenant,
+            reads: known.has(Scope::Read),
+            key: known.key,
+            limits,
+        })
     }
 
     /// The organization that a request speaks for, if its key may do this.
@@ -124,12 +193,18 @@ impl Auth {
         &self,
         request: &HttpRequest,
         scope: Scope,
-    ) -> Result<i32, ApiError> {
-        let known = self.keys.key(bearer(request)?).await?;
+    ) -> Result<OrganizationCaller, ApiError> {
+        let known = self.keys.key(bearer(request)?, request).await?;
         match known.owner {
             KeyOwner::Organization(organization) => {
                 known.require(scope)?;
-                Ok(organization)
+                take_one(&known, request)?;
+                Ok(OrganizationCaller {
+                    organization,
+                    key: known.key,
+                    scopes: known.scopes,
+                    limits: known.limits,
+                })
             }
             KeyOwner::Tenant(..) => Err(ApiError::new(
                 Kind::MissingScope,
@@ -148,11 +223,48 @@ impl Auth {
         };
         // Hashes have one length, so not even the token's length shows.
         let (given, expected) = (hash(bearer(request)?), hash(token));
-        if bool::from(given.ct_eq(&expected)) {
-            Ok(())
-        } else {
-            Err(unauthorized("this is not the admin token"))
+        let peer = keys::peer(request);
+        let is_token = bool::from(given.ct_eq(&expected));
+        match self.keys.may_try(&given, peer) {
+            // Somebody sent it where a key belongs.
+            Err(error) if is_token && error.kind() == Kind::Unauthorized => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) if is_token => Ok(()),
+            Ok(()) => {
+                self.keys.failed(given, peer, boot_time());
+                Err(unauthorized("this is not the admin token"))
+            }
         }
+    }
+
+    /// Forgets tenants that changed since the last call; all of them when that could not be found out
+    /// for as long as a key is believed.
+    pub(crate) async fn forget_changed(&self) -> Result<(), StoreError> {
+        let looked = *self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = boot_time();
+        let changed = async {
+            let client = self.connections.try_get().await?;
+            limits_store::changed(&**client, looked.until - LATE_COMMIT).await
+        };
+        let (until, changed) = match changed.await {
+            Ok(changed) => changed,
+            Err(error) => {
+                if asked.since(looked.at) > BELIEVED {
+                    self.write_tenants().clear();
+                }
+                return Err(error);
+            }
+        };
+        if !changed.is_empty() {
+            self.write_tenants()
+                .retain(|_, selected| !changed.contains(&selected.tenant));
+        }
+        *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = Looked { until, at: asked };
+        Ok(())
+    }
+
+    fn write_tenants(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<(i32, Box<str>), Selected>> {
+        self.tenants.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes in the database which keys were used since the last call.
@@ -167,7 +279,7 @@ impl Auth {
         organization: i32,
         selector: &str,
         known: &Known,
-    ) -> Result<TenantKey, ApiError> {
+    ) -> Result<Selected, ApiError> {
         let cache_key = (organization, Box::from(selector));
         if let Some(tenant) = self
             .tenants
@@ -177,6 +289,12 @@ impl Auth {
         {
             return Ok(*tenant);
         }
+        // Read before the tenant: what changes after this is found by the next look.
+        let looked = self
+            .looked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .until;
         let missing = || ApiError::not_found("tenant");
         let tenant = match selector.strip_prefix("ext:") {
             Some(name) => {
@@ -184,36 +302,85 @@ impl Auth {
                     let detail = format!("after `ext:` come 1 to {MOST_EXTERNAL_ID} characters");
                     return Err(ApiError::new(Kind::InvalidParameter, detail));
                 }
-                let client = self.pool.get().await.map_err(StoreError::from)?;
-                if known.require(Scope::TenantsWrite).is_ok() {
-                    tenants::ensure_by_external_id(&**client, organization, name)
-                        .await?
-                        .0
-                } else {
-                    tenants::find_by_external_id(&**client, organization, name)
-                        .await?
-                        .ok_or_else(missing)?
-                        .0
+                let client = self.connections.get().await?;
+                match tenants::find_by_external_id(&**client, organization, name).await? {
+                    Some(found) => found.0,
+                    None if known.has(Scope::TenantsWrite) => {
+                        make_room(&client, organization, known.limits).await?;
+                        tenants::ensure_by_external_id(&**client, organization, name)
+                            .await?
+                            .0
+                    }
+                    None => return Err(missing()),
                 }
             }
             None => {
                 let id: TenantId = selector.parse().map_err(|error| {
                     ApiError::new(Kind::InvalidParameter, format!("{TENANT_HEADER}: {error}"))
                 })?;
-                let client = self.pool.get().await.map_err(StoreError::from)?;
+                let client = self.connections.get().await?;
                 tenants::find(&**client, Some(organization), id.0)
                     .await?
                     .ok_or_else(missing)?
                     .key
             }
         };
-        let mut tenants = self.tenants.write().unwrap_or_else(PoisonError::into_inner);
-        if tenants.len() >= MOST_ENTRIES {
-            tenants.clear();
+        let client = self.connections.get().await?;
+        let found = limits_store::of_tenant(&**client, tenant).await?;
+        drop(client);
+        let (own, _of_organization) = found.ok_or_else(missing)?;
+        let selected = Selected { tenant, own };
+        let now = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.until == looked {
+            let mut tenants = self.write_tenants();
+            if tenants.len() >= MOST_ENTRIES {
+                tenants.clear();
+            }
+            tenants.insert(cache_key, selected);
         }
-        tenants.insert(cache_key, tenant);
-        Ok(tenant)
+        drop(now);
+        Ok(selected)
     }
+}
+
+/// Refuses a new tenant where an organization has as many as it may have. Parallel requests may exceed
+/// that by their number.
+pub(crate) async fn make_room(
+    client: &deadpool_postgres::Client,
+    organization: i32,
+    limits: Limits,
+) -> Result<(), ApiError> {
+    let Some(most) = limits.max_tenants else {
+        return Ok(());
+    };
+    if limits_store::count_tenants(&***client, organization, i64::from(most)).await?
+        < i64::from(most)
+    {
+        return Ok(());
+    }
+    let detail = format!("the organization has {most} tenants, which is its limit");
+    Err(ApiError::new(Kind::LimitReached, detail))
+}
+
+/// Counts a request against its key's limit: once, also when it is tried again (`crate::patience`).
+fn take_one(known: &Known, request: &HttpRequest) -> Result<(), ApiError> {
+    if known.rate.is_some() && request.extensions().contains::<Remaining>() {
+        return Ok(());
+    }
+    take(known, request, 1)
+}
+
+/// Counts against a key's limit, and remembers for the reply what is left.
+fn take(known: &Known, request: &HttpRequest, count: u32) -> Result<(), ApiError> {
+    let Some(rate) = &known.rate else {
+        return Ok(());
+    };
+    if count == 0 {
+        return Ok(());
+    }
+    let (remaining, taken) = rate.take(count);
+    request.extensions_mut().insert(remaining);
+    taken
 }
 
 fn bearer(request: &HttpRequest) -> Result<&str, ApiError> {

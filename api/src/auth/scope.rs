@@ -8,15 +8,19 @@ pub(crate) enum Scope {
     Read,
     Replay,
     TenantsWrite,
+    KeysWrite,
+    DataDelete,
 }
 
 impl Scope {
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::EventsWrite,
         Self::EndpointsWrite,
         Self::Read,
         Self::Replay,
         Self::TenantsWrite,
+        Self::KeysWrite,
+        Self::DataDelete,
     ];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -26,6 +30,8 @@ impl Scope {
             Self::Read => "read",
             Self::Replay => "replay",
             Self::TenantsWrite => "tenants:write",
+            Self::KeysWrite => "keys:write",
+            Self::DataDelete => "data:delete",
         }
     }
 
@@ -36,6 +42,8 @@ impl Scope {
             Self::Read => 4,
             Self::Replay => 8,
             Self::TenantsWrite => 16,
+            Self::KeysWrite => 32,
+            Self::DataDelete => 64,
         }
     }
 }

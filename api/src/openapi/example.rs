@@ -8,6 +8,8 @@ pub(crate) const ENDPOINT: &str = "ep_01kb9h2v3cfzqt9m6w8x5y7r2n";
 pub(crate) const TENANT: &str = "tnt_01kb9h2v3cfzqt9m6w8x5y7r2n";
 pub(crate) const ORGANIZATION: &str = "org_01kb9h2v3cfzqt9m6w8x5y7r2n";
 pub(crate) const KEY: &str = "key_01kb9h2v3cfzqt9m6w8x5y7r2n";
+pub(crate) const REMOVAL: &str = "rmv_01kb9h2v3cfzqt9m6w8x5y7r2n";
+pub(crate) const AUDIT: &str = "aud_01kb9h2v3cfzqt9m6w8x5y7r2n";
 pub(crate) const REPLAY: &str = "rpl_01kb9h2v3cfzqt9m6w8x5y7r2n";
 pub(crate) const CREATED: &str = "2026-11-30T12:00:00.123Z";
 pub(crate) const LATER: &str = "2026-11-30T12:05:00.123Z";
@@ -117,6 +119,34 @@ pub(crate) fn created_endpoint() -> Value {
     with(endpoint(), "secret", secret)
 }
 
+pub(crate) fn removal() -> Value {
+    json!({
+        "id": REMOVAL, "kind": "payload", "object_id": EVENT, "status": "running", "rows_done": 3, "created_at": CREATED,
+        "finished_at": null,
+    })
+}
+
+pub(crate) fn audit_entry() -> Value {
+    json!({
+        "id": AUDIT, "created_at": CREATED, "actor": {"type": "key", "key_id": KEY, "key_hint": "prk_a1B2c3"},
+        "action": "endpoint.updated", "object": {"type": "endpoint", "id": ENDPOINT}, "changed": ["url"],
+        "tenant_id": TENANT, "organization_id": null, "request_id": "3f6c2b1e",
+    })
+}
+
+pub(crate) fn limits() -> Value {
+    let set = json!({
+        "rate_limit": {"per_second": 100, "burst": 200}, "max_endpoints": null, "max_event_types": null,
+        "events_per_day": 1_000_000, "events_per_month": null, "max_tenants": null,
+    });
+    json!({
+        "set": set, "effective": set,
+        "usage": {
+            "endpoints": 12, "event_types": 7, "events_today": 4_200, "events_this_month": 81_000, "tenants": null,
+        },
+    })
+}
+
 pub(crate) fn organization() -> Value {
     json!({"id": ORGANIZATION, "name": "Example Shops", "created_at": CREATED})
 }
@@ -131,7 +161,7 @@ pub(crate) fn tenant() -> Value {
 pub(crate) fn key() -> Value {
     json!({
         "id": KEY, "hint": "prk_a1B2c3", "name": "backend", "scopes": ["events:write"], "created_at": CREATED,
-        "expires_at": null, "revoked_at": null, "last_used_at": null,
+        "expires_at": null, "revoked_at": null, "last_used_at": null, "rate_limit": null,
     })
 }
 

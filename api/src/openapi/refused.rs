@@ -40,11 +40,11 @@ macro_rules! parts {
 
 parts! {
     /// A tenant's key, or an organization's and the header that names the tenant.
-    Key: InvalidParameter Unauthorized MissingScope NotFound;
+    Key: InvalidParameter Unauthorized MissingScope NotFound RateLimited TooManyFailures;
     /// An organization's key.
-    OrganizationKey: Unauthorized MissingScope;
+    OrganizationKey: Unauthorized MissingScope RateLimited TooManyFailures;
     /// The operator's token.
-    AdminToken: Unauthorized AdminDisabled;
+    AdminToken: Unauthorized AdminDisabled TooManyFailures;
     /// An id in the path.
     Id: InvalidParameter NotFound;
     /// A name in the path.
@@ -63,6 +63,10 @@ parts! {
     State: Conflict;
     /// What cannot be sent again.
     Replay: NotReplayable;
+    /// A quota of events.
+    Quota: QuotaReached;
+    /// What was removed for good.
+    Gone: Expunged;
     /// A limit of the tenant.
     Limit: LimitReached;
     /// What a text may hold and the database may not.

@@ -46,6 +46,8 @@ schemas! {
     OrganizationId = id(ids::OrganizationId::PREFIX);
     KeyId = id(ids::KeyId::PREFIX);
     ReplayId = id(ids::ReplayId::PREFIX);
+    RemovalId = id(ids::RemovalId::PREFIX);
+    AuditId = id(ids::AuditId::PREFIX);
     /// Not `Status`: the document has one name space.
     DeliveryStatus = names(
         Status::ALL.iter().map(|it| it.name()),

@@ -1,26 +1,22 @@
-//! Organizations, tenants and keys: for the operator (`/v1/admin`, admin token), and an
-//! organization's own tenants (`/v1/tenants`, its key).
-//!
-//! # Invariants
-//! - S2: the text of a key is in the reply that creates it and nowhere else.
+//! Organizations and tenants: for the operator (`/v1/admin`, admin token), and an organization's own tenants
+//! (`/v1/tenants`, its key).
 
 use actix_web::http::StatusCode;
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
-use shared::ids::{KeyId, OrganizationId, TenantId};
+use deadpool_postgres::Client;
+use shared::domain::audit::Object;
+use shared::ids::{OrganizationId, TenantId};
 use shared::store::StoreError;
-use shared::store::keys::{self, OwnerKey};
 use shared::store::tenants as store;
 
-use super::admin_document::{
-    CreatedKey, Key, NewKey, NewOrganization, NewOwnTenant, NewTenant, Organization, OwnerKind,
-    Tenant,
-};
+use super::admin_document::{NewOrganization, NewOwnTenant, NewTenant, Organization, Tenant};
 use super::{App, json as reply, path_id};
-use crate::auth::{MOST_EXTERNAL_ID, Scope};
+use crate::audit::{self, Change};
+use crate::auth::{MOST_EXTERNAL_ID, Scope, make_room};
 use crate::json::{self, Fields};
+use crate::openapi::example;
 use crate::openapi::refused::{self, Refused};
-use crate::openapi::{example, schema};
 use crate::paging::{List, PageParams, Query};
 use crate::problem::{ApiError, Kind};
 
@@ -44,8 +40,14 @@ pub(super) async fn create_organization(
     let mut fields = body(&request, payload).await?;
     let name = fields.required_text("name", MOST_NAME);
     fields.finish()?;
-    let client = app.client().await?;
-    let made = store::create_organization(&**client, &name).await?;
+    let mut client = app.client().await?;
+    let transaction = client.transaction().await?;
+    let made = store::create_organization(&*transaction, &name).await?;
+    let by = Change::by_admin(None, Some(made.key));
+    let object = Object::new("organization", made.id);
+    let action = "organization.created";
+    audit::record(&*transaction, (&request, by), action, object, &[]).await?;
+    transaction.commit().await?;
     reply(StatusCode::CREATED, &Organization::new(made))
 }
 
@@ -105,7 +107,7 @@ pub(super) async fn create_tenant(
         fields.wrong("external_id", "needs an organization_id");
     }
     fields.finish()?;
-    let client = app.client().await?;
+    let mut client = app.client().await?;
     let organization = match organization {
         None => None,
         Some(id) => Some(
@@ -115,9 +117,9 @@ pub(super) async fn create_tenant(
                 .key,
         ),
     };
-    let made = store::create(&**client, organization, external_id.as_deref(), &name)
-        .await
-        .map_err(taken)?;
+    let by = Change::by_admin(None, organization);
+    let owner = (organization, external_id.as_deref());
+    let made = make_tenant(&mut client, &request, by, owner, &name).await?;
     reply(StatusCode::CREATED, &Tenant::new(made))
 }
 
@@ -155,15 +157,32 @@ pub(super) async fn create_own_tenant(
     request: HttpRequest,
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let organization = app.auth.organization(&request, Scope::TenantsWrite).await?;
+    let caller = app.auth.organization(&request, Scope::TenantsWrite).await?;
     let mut fields = body(&request, payload).await?;
     let (name, external_id) = names(&mut fields);
     fields.finish()?;
-    let client = app.client().await?;
-    let made = store::create(&**client, Some(organization), external_id.as_deref(), &name)
+    let mut client = app.client().await?;
+    make_room(&client, caller.organization, caller.limits).await?;
+    let owner = (Some(caller.organization), external_id.as_deref());
+    let made = make_tenant(&mut client, &request, caller.into(), owner, &name).await?;
+    reply(StatusCode::CREATED, &Tenant::new(made))
+}
+
+async fn make_tenant(
+    client: &mut Client,
+    request: &HttpRequest,
+    by: Change,
+    (organization, external_id): (Option<i32>, Option<&str>),
+    name: &str,
+) -> Result<store::Tenant, ApiError> {
+    let transaction = client.transaction().await?;
+    let made = store::create(&*transaction, organization, external_id, name)
         .await
         .map_err(taken)?;
-    reply(StatusCode::CREATED, &Tenant::new(made))
+    let (by, object) = (by.of_tenant(made.key), Object::new("tenant", made.id));
+    audit::record(&*transaction, (request, by), "tenant.created", object, &[]).await?;
+    transaction.commit().await?;
+    Ok(made)
 }
 
 /// List one's own tenants
@@ -179,99 +198,30 @@ pub(super) async fn create_own_tenant(
     )
 )]
 pub(super) async fn own_tenants(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let organization = app.auth.organization(&request, Scope::Read).await?;
+    let organization = app
+        .auth
+        .organization(&request, Scope::Read)
+        .await?
+        .organization;
     let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
     let client = app.client().await?;
     let rows = store::list(&**client, Some(organization), page.before, page.fetch()).await?;
     reply(StatusCode::OK, &page.reply(rows, |row| row.id, Tenant::new))
 }
 
-/// Create a key
-///
-/// The only reply that holds its text. Without `scopes` it may do everything that its owner may.
-#[utoipa::path(
-    post, path = "/v1/admin/{owner}/{id}/keys", tag = "Administration", operation_id = "createKey", security(("admin" = [])),
-    params(
-        ("owner" = inline(OwnerKind), Path, description = "Whose keys"),
-        ("id" = String, Path, description = "The owner's id", pattern = "^(tnt|org)_[0-7][0-9a-hjkmnp-tv-z]{25}$"),
-    ),
-    request_body(content = Option<NewKey>, example = json!({"name": "backend", "scopes": ["events:write"]})),
-    responses(
-        (status = 201, description = "Made", body = CreatedKey<'_>, example = json!(example::created_key())),
-        Refused<(refused::AdminToken, refused::Post, refused::Body, refused::Id)>,
-    )
-)]
-pub(super) async fn create_key(
-    app: App,
-    request: HttpRequest,
-    payload: Payload,
-) -> Result<HttpResponse, ApiError> {
-    app.auth.admin(&request)?;
-    let mut fields = body(&request, payload).await?;
-    let name = fields.short_text("name", MOST_NAME).unwrap_or_default();
-    let expires_at = fields.instant("expires_at");
-    let scopes = fields.texts("scopes", Scope::ALL.len());
-    let owner = owner(&app, &request).await?;
-    let scopes = scopes.unwrap_or_else(|| default_scopes(owner));
-    check_scopes(&mut fields, owner, &scopes);
-    if expires_at.is_some_and(|at| at <= app.clock.now()) {
-        fields.wrong("expires_at", "must be in the future");
-    }
-    fields.finish()?;
+/// The tenant in the path, among those of an organization.
+pub(super) async fn own_tenant(
+    app: &App,
+    request: &HttpRequest,
+    organization: i32,
+) -> Result<store::Tenant, ApiError> {
+    let id: TenantId = path_id(request, "id")?;
     let client = app.client().await?;
-    let (info, key) = keys::create(&**client, owner, &name, &scopes, expires_at).await?;
-    let created = CreatedKey::new(info, key.reveal());
-    reply(StatusCode::CREATED, &created)
+    let found = store::find(&**client, Some(organization), id.0).await?;
+    found.ok_or_else(|| ApiError::not_found("tenant"))
 }
 
-/// List keys
-#[utoipa::path(
-    get, path = "/v1/admin/{owner}/{id}/keys", tag = "Administration", operation_id = "listKeys", security(("admin" = [])),
-    params(
-        ("owner" = inline(OwnerKind), Path, description = "Whose keys"),
-        ("id" = String, Path, description = "The owner's id", pattern = "^(tnt|org)_[0-7][0-9a-hjkmnp-tv-z]{25}$"), PageParams,
-    ),
-    responses(
-        (status = 200, description = "Newest first", body = List<Key>, example = json!(example::list(example::key()))),
-        Refused<(refused::AdminToken, refused::Query, refused::Id)>,
-    )
-)]
-pub(super) async fn keys(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    app.auth.admin(&request)?;
-    let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
-    let owner = owner(&app, &request).await?;
-    let client = app.client().await?;
-    let rows = keys::list(&**client, owner, page.before, page.fetch()).await?;
-    reply(StatusCode::OK, &page.reply(rows, |row| row.id, Key::new))
-}
-
-/// Revoke a key
-///
-/// Refused everywhere within two seconds.
-#[utoipa::path(
-    delete, path = "/v1/admin/{owner}/{id}/keys/{key}", tag = "Administration", operation_id = "revokeKey", security(("admin" = [])),
-    params(
-        ("owner" = inline(OwnerKind), Path, description = "Whose keys"),
-        ("id" = String, Path, description = "The owner's id", pattern = "^(tnt|org)_[0-7][0-9a-hjkmnp-tv-z]{25}$"),
-        ("key" = schema::KeyId, Path, description = "The key's id"),
-    ),
-    responses(
-        (status = 204, description = "Revoked, now or before"),
-        Refused<(refused::AdminToken, refused::Id)>,
-    )
-)]
-pub(super) async fn revoke_key(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    app.auth.admin(&request)?;
-    let id: KeyId = path_id(&request, "key")?;
-    let owner = owner(&app, &request).await?;
-    let client = app.client().await?;
-    if !keys::revoke(&**client, owner, id.0).await? {
-        return Err(ApiError::not_found("key"));
-    }
-    Ok(HttpResponse::NoContent().finish())
-}
-
-async fn body(request: &HttpRequest, payload: Payload) -> Result<Fields, ApiError> {
+pub(super) async fn body(request: &HttpRequest, payload: Payload) -> Result<Fields, ApiError> {
     Fields::parse(&json::read(request, payload, json::MOST_BYTES).await?)
 }
 
@@ -281,46 +231,6 @@ fn names(fields: &mut Fields) -> (String, Option<String>) {
         .filter(|text| !text.is_empty());
     let name = fields.required_text("name", MOST_NAME);
     (name, external_id)
-}
-
-/// Whom the path names.
-async fn owner(app: &App, request: &HttpRequest) -> Result<OwnerKey, ApiError> {
-    match request.match_info().get("owner") {
-        Some("tenants") => {
-            let id: TenantId = path_id(request, "id")?;
-            let client = app.client().await?;
-            let found = store::find(&**client, None, id.0).await?;
-            let tenant = found.ok_or_else(|| ApiError::not_found("tenant"))?;
-            Ok(OwnerKey::Tenant(tenant.key))
-        }
-        Some("organizations") => {
-            let id: OrganizationId = path_id(request, "id")?;
-            let client = app.client().await?;
-            let found = store::find_organization(&**client, id.0).await?;
-            let organization = found.ok_or_else(|| ApiError::not_found("organization"))?;
-            Ok(OwnerKey::Organization(organization.key))
-        }
-        _ => Err(ApiError::not_found("owner of keys")),
-    }
-}
-
-fn default_scopes(owner: OwnerKey) -> Vec<String> {
-    Scope::ALL
-        .into_iter()
-        .filter(|scope| may_have(owner, *scope))
-        .map(|scope| scope.name().to_owned())
-        .collect()
-}
-
-fn may_have(owner: OwnerKey, scope: Scope) -> bool {
-    matches!(owner, OwnerKey::Organization(_)) || scope != Scope::TenantsWrite
-}
-
-fn check_scopes(fields: &mut Fields, owner: OwnerKey, scopes: &[String]) {
-    let legal = default_scopes(owner);
-    if scopes.is_empty() || scopes.iter().any(|scope| !legal.contains(scope)) {
-        fields.wrong("scopes", format!("must be some of: {}", legal.join(", ")));
-    }
 }
 
 fn taken(error: StoreError) -> ApiError {

@@ -1,6 +1,7 @@
 //! Organizations, tenants and keys as clients write and see them.
 
 use serde::{Deserialize, Serialize};
+use shared::domain::limits::KeyRate;
 use shared::ids::{KeyId, OrganizationId, TenantId};
 use shared::store::keys::KeyInfo;
 use shared::store::tenants as store;
@@ -79,8 +80,56 @@ pub(super) struct NewKey {
     #[schema(value_type = Option<Instant>)]
     expires_at: Option<String>,
     /// `tenants:write` is for organizations. All that the owner may have if absent.
-    #[schema(value_type = Option<Vec<schema::KeyScope>>, min_items = 1, max_items = 5)]
+    #[schema(value_type = Option<Vec<schema::KeyScope>>, min_items = 1, max_items = 7)]
     scopes: Option<Vec<String>>,
+    rate_limit: Option<NewKeyRate>,
+}
+
+/// What is to change of a key. `null` takes an end or a rate away.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(
+    dead_code,
+    reason = "for the documentation; bodies are read field by field"
+)]
+pub(super) struct KeyPatch {
+    #[schema(value_type = Option<schema::OptionalName>)]
+    name: Option<String>,
+    #[schema(value_type = Option<Instant>)]
+    expires_at: Option<String>,
+    rate_limit: Option<NewKeyRate>,
+}
+
+/// How fast a key may be used, in each API process. Each event of a batch counts.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(
+    dead_code,
+    reason = "for the documentation; bodies are read field by field"
+)]
+pub(super) struct NewKeyRate {
+    #[schema(minimum = 1, maximum = 1_000_000)]
+    per_second: u32,
+    /// At once after a quiet time; twice the rate without it.
+    #[schema(minimum = 1, maximum = 1_000_000)]
+    burst: Option<u32>,
+}
+
+/// How fast a key may be used.
+#[derive(Serialize, ToSchema)]
+#[schema(as = KeyRateLimit)]
+pub(super) struct KeyRateDocument {
+    per_second: u32,
+    burst: u32,
+}
+
+impl From<KeyRate> for KeyRateDocument {
+    fn from(rate: KeyRate) -> Self {
+        Self {
+            per_second: rate.per_second,
+            burst: rate.burst,
+        }
+    }
 }
 
 /// A company with tenants.
@@ -145,6 +194,8 @@ pub(super) struct Key {
     /// To the minute.
     #[schema(required)]
     last_used_at: Option<Instant>,
+    #[schema(required)]
+    rate_limit: Option<KeyRateDocument>,
 }
 
 impl Key {
@@ -158,6 +209,7 @@ impl Key {
             expires_at: info.expires_at.map(Instant),
             revoked_at: info.revoked_at.map(Instant),
             last_used_at: info.last_used_at.map(Instant),
+            rate_limit: info.rate.map(KeyRateDocument::from),
         }
     }
 }

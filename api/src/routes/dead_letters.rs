@@ -201,7 +201,6 @@ impl DeadLetterDocument {
             // As text: a program that reads numbers as doubles would change it.
             fingerprint: row.fingerprint.map(|it| format!("{it:x}")),
             last_outcome: row.outcome,
-            #[schema(required)]
             last_status_code: row.status_code,
             attempt_count: row.attempts_made,
             created_at: Instant(created_at(row.id)),

@@ -12,8 +12,8 @@ use tokio_postgres::IsolationLevel;
 use uuid::Uuid;
 
 use super::delivery_document::{Attempt, Delivery};
-use super::{App, json as reply, path_id};
-use crate::auth::Scope;
+use super::{App, json as reply, organization_lists, path_id};
+use crate::auth::{Readers, Scope};
 use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
 use crate::paging::{List, PageParams, Query, RangeParams};
@@ -33,11 +33,17 @@ use crate::problem::{ApiError, Kind};
     )
 )]
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let readers = app.auth.readers(&request, Scope::Read).await?;
     let known = &["status", "endpoint_id", "since", "until", "limit", "cursor"];
     let query = Query::parse(&request, known)?;
     let page = query.page()?;
     let status = query.get("status").map(status).transpose()?;
+    let tenant = match readers {
+        Readers::Tenant(tenant) => tenant,
+        Readers::Organization(all) => {
+            return organization_lists::deliveries(&app, all, &query, status).await;
+        }
+    };
     let endpoint: Option<EndpointId> = query.id("endpoint_id")?;
     let range = query.id_range(page.before)?;
     let mut client = app.client().await?;

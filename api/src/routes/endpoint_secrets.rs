@@ -12,6 +12,7 @@ use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use deadpool_postgres::Transaction;
 use serde::{Deserialize, Serialize};
+use shared::domain::audit::Object;
 use shared::ids::{EndpointId, EndpointKey};
 use shared::policy::signing::{InvalidKey, KeyPair, PublicKey, Secret};
 use shared::runtime::jitter;
@@ -26,7 +27,7 @@ use uuid::Uuid;
 
 use super::endpoints::{locked, to_change};
 use super::{App, State, json as reply};
-use crate::auth::Caller;
+use crate::audit;
 use crate::instant::Instant;
 use crate::json::{self, Fields};
 use crate::openapi::refused::{self, Refused};
@@ -125,7 +126,8 @@ pub(super) async fn rotate(
     request: HttpRequest,
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let (Caller { tenant, .. }, id) = to_change(&app, &request).await?;
+    let (caller, id) = to_change(&app, &request).await?;
+    let tenant = caller.tenant;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let mut fields = Fields::parse(&body)?;
     let overlap = fields
@@ -153,6 +155,16 @@ pub(super) async fn rotate(
         Rotated::TooMany => return Err(too_many()),
     };
     endpoints::raise(&transaction, tenant, &endpoint).await?;
+    let object = Object::new("endpoint", id.0);
+    let action = "endpoint.secret_rotated";
+    audit::record(
+        &*transaction,
+        (&request, caller),
+        action,
+        object,
+        &["secret"],
+    )
+    .await?;
     transaction.commit().await?;
     notify::commands(&**client).await;
     drop(client);
@@ -244,13 +256,24 @@ fn too_many() -> ApiError {
     )
 )]
 pub(super) async fn revoke(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let (Caller { tenant, .. }, id) = to_change(&app, &request).await?;
+    let (caller, id) = to_change(&app, &request).await?;
+    let tenant = caller.tenant;
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
     let endpoint = locked(&transaction, tenant, id.0).await?;
     let revoked = store::revoke(&transaction, endpoint.key).await?;
     if revoked > 0 {
         endpoints::raise(&transaction, tenant, &endpoint).await?;
+        let object = Object::new("endpoint", id.0);
+        let action = "endpoint.secrets_revoked";
+        audit::record(
+            &*transaction,
+            (&request, caller),
+            action,
+            object,
+            &["secret"],
+        )
+        .await?;
     }
     transaction.commit().await?;
     if revoked > 0 {

@@ -8,12 +8,13 @@ use actix_web::{HttpRequest, HttpResponse};
 use deadpool_postgres::Transaction;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use shared::domain::audit::Object;
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{EndpointId, SLOT_COUNT, Slot, TenantKey, new_v7};
 use shared::runtime::jitter;
 use shared::store::endpoint_secrets::{self as secret_store, About};
 use shared::store::endpoints::{self as store, Endpoint, EndpointDraft};
-use shared::store::notify;
+use shared::store::{limits, notify};
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
 
@@ -21,8 +22,9 @@ use super::endpoint_document::{
     self as document, CreatedEndpoint, Document, EndpointPatch, NewEndpoint, Rules,
 };
 use super::etag::{self, Condition};
-use super::{App, State, endpoint_secrets as secrets, json as reply, path_id};
-use crate::auth::{Caller, Scope};
+use super::{App, State, endpoint_secrets as secrets, json as reply, organization_lists, path_id};
+use crate::audit;
+use crate::auth::{Caller, Readers, Scope};
 use crate::json::{self, Fields};
 use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
@@ -115,6 +117,7 @@ pub(super) async fn create(
 
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
+    make_room(&*transaction, caller).await?;
     let made = store::create(
         &transaction,
         caller.tenant,
@@ -128,6 +131,15 @@ pub(super) async fn create(
         return Err(ApiError::new(Kind::LimitReached, detail));
     };
     secrets::ensure_pair(&app, &transaction, &endpoint).await?;
+    let object = Object::new("endpoint", id);
+    audit::record(
+        &*transaction,
+        (&request, caller),
+        "endpoint.created",
+        object,
+        &[],
+    )
+    .await?;
     transaction.commit().await?;
 
     let created = CreatedEndpoint {
@@ -136,6 +148,19 @@ pub(super) async fn create(
     };
     let version = created.endpoint.version;
     tagged(StatusCode::CREATED, &created, version)
+}
+
+/// Refuses a new endpoint where the tenant has as many as it may have. Parallel requests may exceed that by
+/// their number.
+async fn make_room(client: &impl GenericClient, caller: Caller) -> Result<(), ApiError> {
+    let Some(most) = caller.limits.max_endpoints else {
+        return Ok(());
+    };
+    if limits::count_endpoints(client, caller.tenant).await? < i64::from(most) {
+        return Ok(());
+    }
+    let detail = format!("the tenant has {most} endpoints, which is its limit");
+    Err(ApiError::new(Kind::LimitReached, detail))
 }
 
 /// List endpoints
@@ -149,21 +174,35 @@ pub(super) async fn create(
     )
 )]
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let readers = app.auth.readers(&request, Scope::Read).await?;
     let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
+    let tenant = match readers {
+        Readers::Tenant(tenant) => tenant,
+        Readers::Organization(all) => return organization_lists::endpoints(&app, all, page).await,
+    };
     let client = app.client().await?;
-    let rows = store::list(&**client, tenant, page.before, page.fetch()).await?;
-    let keys = secrets::public_keys(&**client, &rows).await?;
-    let shown_keys: Vec<_> = rows.iter().map(|row| row.key).collect();
-    let about = secret_store::about(&**client, &shown_keys).await?;
+    let mut rows = store::list(&**client, tenant, page.before, page.fetch()).await?;
+    let next = page.cut(&mut rows, |row| row.id);
+    let data = documents(&app, &**client, &rows).await?;
     drop(client);
-    let show = |row: Endpoint| {
+    reply(StatusCode::OK, &List::new(data, next))
+}
+
+/// Endpoints as clients see them.
+pub(super) async fn documents(
+    state: &State,
+    client: &impl GenericClient,
+    endpoints: &[Endpoint],
+) -> Result<Vec<Document>, ApiError> {
+    let keys = secrets::public_keys(client, endpoints).await?;
+    let shown_keys: Vec<_> = endpoints.iter().map(|row| row.key).collect();
+    let about = secret_store::about(client, &shown_keys).await?;
+    let show = |row: &Endpoint| {
         let keys = keys.get(&row.key).map_or(&[][..], Vec::as_slice);
         let about = about.get(&row.key).cloned().unwrap_or_default();
-        shown(&app, &row, keys, about)
+        shown(state, row, keys, about)
     };
-    let list = page.reply(rows, |row| row.id, show);
-    reply(StatusCode::OK, &list)
+    Ok(endpoints.iter().map(show).collect())
 }
 
 /// Get an endpoint
@@ -218,7 +257,10 @@ pub(super) async fn change(
     let condition = Condition::of(&request)?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let patch = patch(&body)?;
-    let document = update(&app, caller, id.0, |current| {
+    let names: Vec<String> = patch.keys().cloned().collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let change = ("endpoint.updated", names.as_slice());
+    let document = update(&app, &request, (caller, id.0), change, |current| {
         condition.check(current.version)?;
         let opened = document::open(current, &app.config.master_keys).ok_or_else(|| {
             ApiError::new(
@@ -315,7 +357,12 @@ async fn set_state(
 ) -> Result<Document, ApiError> {
     let (caller, id) = to_change(app, request).await?;
     let condition = Condition::of(request)?;
-    update(app, caller, id.0, |current| {
+    let action = match state {
+        EndpointState::Enabled => "endpoint.enabled",
+        EndpointState::Disabled => "endpoint.disabled",
+        EndpointState::Deleted => "endpoint.deleted",
+    };
+    update(app, request, (caller, id.0), (action, &[]), |current| {
         condition.check(current.version)?;
         Ok(EndpointDraft {
             state,
@@ -338,8 +385,9 @@ pub(super) async fn locked(
 /// Changes an endpoint in one transaction, and shows it; to what it is already changes nothing at all.
 async fn update(
     app: &App,
-    caller: Caller,
-    id: Uuid,
+    request: &HttpRequest,
+    (caller, id): (Caller, Uuid),
+    (action, names): (&'static str, &[&str]),
     change: impl FnOnce(&Endpoint) -> Result<EndpointDraft, ApiError>,
 ) -> Result<Document, ApiError> {
     let mut client = app.client().await?;
@@ -352,6 +400,8 @@ async fn update(
     }
     let endpoint = store::update(&transaction, caller.tenant, &current, &draft).await?;
     secrets::ensure_pair(app, &transaction, &endpoint).await?;
+    let object = Object::new("endpoint", id);
+    audit::record(&*transaction, (request, caller), action, object, names).await?;
     transaction.commit().await?;
     notify::commands(&**client).await;
     read_and_shown(app, &**client, &endpoint, caller).await

@@ -55,7 +55,7 @@ const MOST_BYTES: usize = 8 << 20;
                 "detail": "/events/1/type: is required", "errors": [{"pointer": "/events/1/type", "detail": "is required"}],
             }},
         ]})),
-        Refused<(refused::Key, refused::Once, refused::Body, refused::Queue)>,
+        Refused<(refused::Key, refused::Once, refused::Body, refused::Queue, refused::Quota)>,
     )
 )]
 pub(super) async fn publish(
@@ -74,6 +74,8 @@ pub(super) async fn publish(
         now: app.clock.now(),
     };
     let items = items(&body)?;
+    let count = u32::try_from(items.len()).unwrap_or(u32::MAX);
+    app.auth.charge(&request, count).await?;
     if let Some(key) = &key {
         let client = app.client().await?;
         if !replies::claim_batch(&**client, caller.tenant, key).await? {
@@ -93,8 +95,14 @@ pub(super) async fn publish(
             }
         }));
     }
+    let quota = (caller.tenant, caller.limits);
+    let wanted = u32::try_from(events.len()).unwrap_or(u32::MAX);
+    let reserved = app.quotas.reserve(quota, wanted, app.clock.now()).await?;
     submit(&app, events, &mut results).await?;
     let accepted = results.iter().filter(|result| result.is_ok()).count();
+    if let Some(reserved) = reserved {
+        reserved.keep(u32::try_from(accepted).unwrap_or(u32::MAX));
+    }
     metrics::EVENTS_ACCEPTED.inc_by(accepted.try_into().unwrap_or(u64::MAX));
     metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());
     answer(&results)

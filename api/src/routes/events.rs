@@ -15,8 +15,8 @@ use shared::store::events::{self as store, Event};
 use utoipa::ToSchema;
 
 use super::delivery_document::Delivery;
-use super::{App, event_body, json as reply, path_id};
-use crate::auth::Scope;
+use super::{App, event_body, json as reply, organization_lists, path_id};
+use crate::auth::{Readers, Scope};
 use crate::idempotency;
 use crate::ingest::{Accepted, NewEvent, Refusal};
 use crate::instant::Instant;
@@ -41,7 +41,7 @@ pub(super) const MOST_CHECKS: u32 = 5;
     })),
     responses(
         (status = 202, description = "Stored, with the first 100 deliveries", body = Published<'_>, example = json!(example::published())),
-        Refused<(refused::Key, refused::Once, refused::Body, refused::Limit, refused::Storage, refused::Queue)>,
+        Refused<(refused::Key, refused::Once, refused::Body, refused::Limit, refused::Storage, refused::Queue, refused::Quota)>,
     )
 )]
 // D2
@@ -65,7 +65,12 @@ pub(super) async fn publish(
     let mut event = event_body::parse(&body, &body, rules, "")?;
     event.idempotency.extend(key);
     let (event_type, external_id) = (event.event_type.clone(), event.external_id.clone());
+    let quota = (caller.tenant, caller.limits);
+    let reserved = app.quotas.reserve(quota, 1, app.clock.now()).await?;
     let accepted = submit(&app, event).await?;
+    if let Some(reserved) = reserved {
+        reserved.keep(1);
+    }
     metrics::EVENTS_ACCEPTED.inc();
     metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());
     let mut reply = Vec::with_capacity(512);
@@ -115,11 +120,15 @@ async fn submit(app: &App, mut event: NewEvent) -> Result<Accepted, ApiError> {
     )
 )]
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
+    let readers = app.auth.readers(&request, Scope::Read).await?;
     let query = Query::parse(
         &request,
         &["type", "external_id", "since", "until", "limit", "cursor"],
     )?;
+    let tenant = match readers {
+        Readers::Tenant(tenant) => tenant,
+        Readers::Organization(all) => return organization_lists::events(&app, all, &query).await,
+    };
     let page = query.page()?;
     let range = query.id_range(page.before)?;
     let client = app.client().await?;
@@ -164,7 +173,7 @@ pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
     responses(
         (status = 200, description = "The payload", body = serde_json::Value,
          example = json!({"id": 1, "total": "49.90"})),
-        Refused<(refused::Key, refused::Id)>,
+        Refused<(refused::Key, refused::Id, refused::Gone)>,
     )
 )]
 // P1
@@ -176,6 +185,11 @@ pub(super) async fn payload(app: App, request: HttpRequest) -> Result<HttpRespon
     let redacted = store::redacted(&**client, tenant, id.0).await?;
     drop(client);
     let payload = found.ok_or_else(missing)?;
+    // No JSON text is empty.
+    if payload.is_empty() {
+        let detail = "the payload of this event was expunged; it cannot be read or sent again";
+        return Err(ApiError::new(Kind::Expunged, detail));
+    }
     let hidden: Vec<FieldPath> = redacted.iter().filter_map(|it| it.parse().ok()).collect();
     let shown = match hide_fields(&payload, &hidden) {
         Cow::Borrowed(_) => payload,
@@ -223,7 +237,7 @@ fn missing() -> ApiError {
 /// An event without its payload.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Event)]
-struct Document {
+pub(super) struct Document {
     #[schema(value_type = schema::EventId)]
     id: EventId,
     #[schema(required)]
@@ -240,7 +254,7 @@ struct Document {
 }
 
 impl Document {
-    fn new(event: Event) -> Self {
+    pub(super) fn new(event: Event) -> Self {
         Self {
             id: EventId(event.id),
             external_id: event.external_id,
@@ -338,10 +352,7 @@ pub(super) fn refused(refusal: Refusal) -> ApiError {
         ),
         Refusal::Types => ApiError::new(
             Kind::LimitReached,
-            format!(
-                "the tenant has used {} event types, which is the limit",
-                shared::store::ingest::MAX_TYPES
-            ),
+            "the tenant has used as many event types as it may have",
         ),
         Refusal::Unchecked(_) | Refusal::Restless => ApiError::new(
             Kind::Overloaded,

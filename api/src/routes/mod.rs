@@ -2,6 +2,7 @@
 
 mod admin;
 mod admin_document;
+mod audit_log;
 mod dead_letters;
 mod deliveries;
 mod delivery_document;
@@ -17,46 +18,54 @@ mod event_body;
 mod event_types;
 mod events;
 mod health;
+mod keys;
+mod limits;
+mod organization_lists;
+mod own_keys;
+mod removals;
 mod replays;
 
 use std::sync::Arc;
 
+use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
 use actix_web::http::{Method, StatusCode, header};
 use actix_web::middleware::from_fn;
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource};
-use deadpool_postgres::Pool;
 use serde::Serialize;
 use shared::runtime::clock::DatabaseClock;
-use shared::store::StoreError;
 
 use crate::auth::Auth;
 use crate::config::Config;
+use crate::connections::Connections;
 use crate::idempotency;
 use crate::ingest::Queues;
+use crate::patience;
 use crate::problem::{ApiError, Kind};
+use crate::quotas::Quotas;
 use crate::schemas::Schemas;
 
 /// What every handler can reach.
 pub(crate) struct State {
     pub(crate) config: Config,
-    pub(crate) pool: Pool,
+    pub(crate) connections: Connections,
     pub(crate) auth: Arc<Auth>,
     pub(crate) queues: Arc<Queues>,
     pub(crate) schemas: Schemas,
     pub(crate) clock: Arc<DatabaseClock>,
     pub(crate) health: Arc<crate::health::Health>,
     pub(crate) slots: endpoints::NextSlot,
+    pub(crate) quotas: Arc<Quotas>,
 }
 
 pub(crate) use admin::MOST_NAME;
 pub(crate) use endpoints::NextSlot;
 
 impl State {
-    /// A connection of the pool. Give it back before anything but the database is waited for.
+    /// A connection ([`Connections::get`]). Give it back before anything but the database is waited for.
     pub(crate) async fn client(&self) -> Result<deadpool_postgres::Client, ApiError> {
-        Ok(self.pool.get().await.map_err(StoreError::from)?)
+        Ok(self.connections.get().await?)
     }
 }
 
@@ -93,7 +102,7 @@ routes! {
     bare_path "/v1/events": GET events::list, POST events::publish;
     bare_path "/v1/events/batch": POST event_batch::publish;
     path "/v1/events/{id}": GET events::show;
-    path "/v1/events/{id}/payload": GET events::payload;
+    path "/v1/events/{id}/payload": GET events::payload, DELETE removals::expunge_event;
     path "/v1/events/{id}/deliveries": GET events::deliveries;
     path "/v1/event-types": GET event_types::list;
     path "/v1/event-types/{type}": GET event_types::show, PUT event_types::declare, DELETE event_types::take_back;
@@ -120,10 +129,23 @@ routes! {
     path "/v1/endpoints/{id}/secret/revoke": POST endpoint_secrets::revoke;
     path "/.well-known/jwks.json": GET endpoint_secrets::key_set;
     path "/v1/tenants": GET admin::own_tenants, POST admin::create_own_tenant;
+    path "/v1/tenants/{id}": GET removals::own_tenant, DELETE removals::delete_own_tenant;
+    path "/v1/tenants/{id}/keys": GET own_keys::list, POST own_keys::create;
+    path "/v1/tenants/{id}/keys/{key}": PATCH own_keys::change, DELETE own_keys::revoke;
+    path "/v1/expunge": POST removals::expunge;
+    path "/v1/removals/{id}": GET removals::show;
+    path "/v1/audit-log": GET audit_log::list;
     path "/v1/admin/organizations": GET admin::organizations, POST admin::create_organization;
     path "/v1/admin/tenants": GET admin::tenants, POST admin::create_tenant;
-    path "/v1/admin/{owner}/{id}/keys": GET admin::keys, POST admin::create_key;
-    path "/v1/admin/{owner}/{id}/keys/{key}": DELETE admin::revoke_key;
+    path "/v1/admin/{owner}/{id}/keys": GET keys::list, POST keys::create;
+    path "/v1/admin/{owner}/{id}/keys/{key}": PATCH keys::change, DELETE keys::revoke;
+    path "/v1/admin/{owner}/{id}/limits": GET limits::show, PUT limits::set;
+    path "/v1/admin/tenants/{id}": DELETE removals::delete_tenant;
+    path "/v1/admin/tenants/{id}/expunge": POST removals::expunge_tenant;
+    path "/v1/admin/organizations/{id}": DELETE removals::delete_organization;
+    path "/v1/admin/removals": GET removals::list;
+    path "/v1/admin/removals/{id}": GET removals::show_any;
+    path "/v1/admin/audit-log": GET audit_log::list_all;
     path "/openapi.json": GET documentation::document;
     path "/docs": GET documentation::page;
     path "/docs/{file}": GET documentation::file;
@@ -131,8 +153,7 @@ routes! {
     path "/health/ready": GET health::ready;
 }
 
-/// A path whose POSTs happen once when they have an `Idempotency-Key`, that answers other methods
-/// with 405 and what it does allow.
+/// A path whose POSTs happen once when they have an `Idempotency-Key`.
 fn path(
     pattern: &str,
     allow: &'static str,
@@ -140,20 +161,34 @@ fn path(
     impl ServiceFactory<
         ServiceRequest,
         Config = (),
-        Response = ServiceResponse,
+        Response = ServiceResponse<impl MessageBody + use<>>,
         Error = actix_web::Error,
         InitError = (),
-    >,
+    > + use<>,
 > {
     bare_path(pattern, allow).wrap(from_fn(idempotency::once))
 }
 
-/// The same for events, which see to it themselves.
-fn bare_path(pattern: &str, allow: &'static str) -> Resource {
-    web::resource(pattern).default_service(
-        web::route()
-            .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
-    )
+/// The same for events, which see to it themselves: it answers other methods with 405 and what it does allow,
+/// and waits for the database.
+fn bare_path(
+    pattern: &str,
+    allow: &'static str,
+) -> Resource<
+    impl ServiceFactory<
+        ServiceRequest,
+        Config = (),
+        Response = ServiceResponse<impl MessageBody + use<>>,
+        Error = actix_web::Error,
+        InitError = (),
+    > + use<>,
+> {
+    web::resource(pattern)
+        .wrap(from_fn(patience::wait))
+        .default_service(
+            web::route()
+                .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
+        )
 }
 
 async fn nothing_here() -> Result<HttpResponse, ApiError> {

@@ -8,11 +8,13 @@
 )]
 
 mod app;
+mod audit_log;
 mod auth;
 mod bad_input;
 mod batch;
 mod client;
 mod client_certificates;
+mod degraded;
 mod deliveries;
 mod docs;
 mod endpoint_headers;
@@ -25,13 +27,17 @@ mod fuzz;
 mod health;
 mod idempotent_posts;
 mod ingest;
+mod keys;
+mod limits;
 mod lists;
 mod matrix;
 mod once;
 mod ordered;
+mod organization_lists;
 mod postbacks;
 mod proxy;
 mod python;
+mod removals;
 mod replays;
 mod signatures;
 mod ssrf;

@@ -28,6 +28,7 @@ mod pause;
 mod poster;
 mod process;
 mod receiver;
+mod removals;
 mod replays;
 mod secrets;
 mod sender;

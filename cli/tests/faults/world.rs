@@ -28,7 +28,13 @@ pub(crate) const TAKE_OVER: Duration = Duration::from_secs(25);
 /// How many tests run at the same time, each with several processes: more would measure the machine.
 static TURNS: Semaphore = Semaphore::const_new(3);
 pub(crate) const ADMIN_TOKEN: &str = "admin-token-of-these-tests";
-pub(crate) const SCOPES: [&str; 4] = ["events:write", "endpoints:write", "read", "replay"];
+pub(crate) const SCOPES: [&str; 5] = [
+    "events:write",
+    "endpoints:write",
+    "read",
+    "replay",
+    "data:delete",
+];
 
 /// A variable of a process's environment; of two for one name the later counts.
 pub(crate) type Setting = (&'static str, String);

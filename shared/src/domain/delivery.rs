@@ -98,6 +98,8 @@ coded! {
         Gone = 5 "gone",
         /// It was a test, and its one attempt failed.
         TestFailed = 6 "test_failed",
+        /// The event's payload was expunged before it was delivered.
+        Expunged = 7 "expunged",
     }
 }
 
@@ -107,7 +109,9 @@ impl CloseReason {
     pub const fn status(self) -> Status {
         match self {
             Self::EndpointDisabled | Self::BacklogFull | Self::Gone => Status::Skipped,
-            Self::EndpointDeleted | Self::Cancelled | Self::TestFailed => Status::Cancelled,
+            Self::EndpointDeleted | Self::Cancelled | Self::TestFailed | Self::Expunged => {
+                Status::Cancelled
+            }
         }
     }
 }

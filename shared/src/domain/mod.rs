@@ -1,9 +1,11 @@
 //! The words both sides speak: types and legal values, no IO.
 
 pub mod attempt;
+pub mod audit;
 pub mod delivery;
 pub mod endpoint;
 pub mod idempotency;
+pub mod limits;
 pub mod notice;
 pub mod order;
 pub mod pause;

@@ -69,7 +69,7 @@ SELECT u.id, p.status, u.id IN (SELECT id FROM flying), coalesce(p.event_id, a.e
        e.settings, coalesce(p.attempts_made, a.no), p.due_at, p.reason, p.class, p.why, p.ended_at,
        a.final_status, a.outcome, a.status, a.total_ms, a.error, a.started_at, y.replayed, y.source_id, y.public_id,
        p.slot IS NOT NULL AND (p.parked OR (SELECT EXISTS (
-         SELECT FROM pauses WHERE tenant_id = $1 AND event_type IS NULL AND until > now()))) AS paused,
+         SELECT FROM pauses WHERE tenant_id = u.tenant_id AND event_type IS NULL AND until > now()))) AS paused,
        coalesce(r.breaker <> 0, false) AS behind_breaker, r.next_probe_at,
        CASE WHEN p.order_seq IS NULL THEN false ELSE EXISTS (
          SELECT FROM ready_ordered o WHERE o.slot = p.slot AND o.endpoint_id = p.endpoint_id
@@ -77,29 +77,29 @@ SELECT u.id, p.status, u.id IN (SELECT id FROM flying), coalesce(p.event_id, a.e
          OR coalesce(e.settings->>'on_dead_letter' = 'block', false) AND EXISTS (
            SELECT FROM dead_letters d WHERE d.endpoint_id = p.endpoint_id AND d.order_key = p.order_key
              AND d.replayed_as IS NULL AND d.order_seq < p.order_seq) END AS in_line
-FROM unnest($2::uuid[], $3::timestamptz[]) WITH ORDINALITY AS u(id, made_at, ord)
+FROM unnest($1::int4[], $2::uuid[], $3::timestamptz[]) WITH ORDINALITY AS u(tenant_id, id, made_at, ord)
 LEFT JOIN LATERAL (
   SELECT 1::int2 AS status, endpoint_id, event_id, attempts_made, NULL::timestamptz AS due_at,
          NULL::int2 AS reason, NULL::int2 AS class, NULL::text AS why, NULL::timestamptz AS ended_at,
          slot, slot < 0 AS parked, NULL::int8 AS order_key, NULL::int8 AS order_seq
-  FROM ready WHERE tenant_id = $1 AND id = u.id
+  FROM ready WHERE tenant_id = u.tenant_id AND id = u.id
   UNION ALL
   SELECT 4::int2, endpoint_id, event_id, attempts_made, due_at, NULL, NULL, NULL, NULL, slot, slot < 0, NULL, NULL
-  FROM retry WHERE tenant_id = $1 AND id = u.id
+  FROM retry WHERE tenant_id = u.tenant_id AND id = u.id
   UNION ALL
   SELECT CASE WHEN due_at IS NULL THEN 1::int2 ELSE 4::int2 END, endpoint_id, event_id, attempts_made, due_at, NULL, NULL, NULL, NULL,
          slot, due_at IS NOT NULL AND attempts_made = 0, order_key, order_seq
-  FROM ready_ordered WHERE tenant_id = $1 AND id = u.id
+  FROM ready_ordered WHERE tenant_id = u.tenant_id AND id = u.id
   UNION ALL
   SELECT 5::int2, endpoint_id, event_id, attempts_made, NULL, NULL, class, reason, dead_at, NULL, false, NULL, NULL
-  FROM dead_letters WHERE tenant_id = $1 AND id = u.id
+  FROM dead_letters WHERE tenant_id = u.tenant_id AND id = u.id
   UNION ALL
   SELECT status, endpoint_id, event_id, attempts_made, NULL, reason, NULL, NULL, closed_at, NULL, false, NULL, NULL
-  FROM closed WHERE tenant_id = $1 AND id = u.id
+  FROM closed WHERE tenant_id = u.tenant_id AND id = u.id
   LIMIT 1) p ON true
 LEFT JOIN LATERAL (
   SELECT no, endpoint_id, event_id, final_status, outcome, status, total_ms, error, started_at FROM attempts
-  WHERE tenant_id = $1 AND delivery_id = u.id AND applied AND started_at >= u.made_at
+  WHERE tenant_id = u.tenant_id AND delivery_id = u.id AND applied AND started_at >= u.made_at
   ORDER BY no DESC, epoch DESC LIMIT 1) a ON true
 LEFT JOIN LATERAL (
   SELECT public_id, settings FROM endpoints WHERE id = coalesce(p.endpoint_id, a.endpoint_id) OFFSET 0) e ON true
@@ -254,9 +254,21 @@ pub async fn by_ids(
     tenant: TenantKey,
     ids: &[Uuid],
 ) -> Result<Vec<Delivery>, StoreError> {
+    by_tenants_and_ids(client, &vec![tenant.0; ids.len()], ids).await
+}
+
+/// The same of several tenants: each id belongs to the tenant at its place.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn by_tenants_and_ids(
+    client: &impl GenericClient,
+    tenants: &[i32],
+    ids: &[Uuid],
+) -> Result<Vec<Delivery>, StoreError> {
     let made_at: Vec<OffsetDateTime> = ids.iter().map(|id| earliest_attempt(*id)).collect();
     client
-        .query(BY_IDS, &[&tenant.0, &ids, &made_at])
+        .query(BY_IDS, &[&tenants, &ids, &made_at])
         .await?
         .iter()
         .map(delivery)

@@ -337,7 +337,7 @@ async fn start_with_probe(
     Ok(())
 }
 
-fn read(row: &tokio_postgres::Row) -> Result<Endpoint, StoreError> {
+pub(super) fn read(row: &tokio_postgres::Row) -> Result<Endpoint, StoreError> {
     let Json(settings) = row.try_get(9)?;
     Ok(Endpoint {
         key: EndpointKey(row.try_get(0)?),

@@ -193,7 +193,7 @@ pub async fn deliveries(
     Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
-fn event(row: &tokio_postgres::Row) -> Result<Event, StoreError> {
+pub(super) fn event(row: &tokio_postgres::Row) -> Result<Event, StoreError> {
     Ok(Event {
         id: row.try_get(0)?,
         event_type: row.try_get(1)?,

@@ -101,7 +101,9 @@ const ADD_TYPES: &str = "
 INSERT INTO event_types (tenant_id, name)
 SELECT u.tenant_id, u.name FROM unnest($1::int4[], $2::text[]) AS u(tenant_id, name)
 WHERE NOT EXISTS (SELECT FROM event_types t WHERE t.tenant_id = u.tenant_id AND t.name = u.name)
-  AND (SELECT count(*) FROM event_types t WHERE t.tenant_id = u.tenant_id) < $3
+  AND (SELECT count(*) FROM event_types t WHERE t.tenant_id = u.tenant_id) < (
+    SELECT least($3, (t.limits->>'max_event_types')::int8, CASE WHEN t.limits->>'max_event_types' IS NULL THEN (o.limits->>'max_event_types')::int8 END)
+    FROM tenants t LEFT JOIN organizations o ON o.id = t.organization_id WHERE t.id = u.tenant_id)
 ORDER BY u.tenant_id, u.name
 ON CONFLICT DO NOTHING";
 

@@ -8,9 +8,11 @@
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use tokio_postgres::GenericClient;
+use tokio_postgres::types::Json;
 use uuid::Uuid;
 
 use super::StoreError;
+use crate::domain::limits::{KeyRate, Limits};
 use crate::ids::{TenantKey, new_v7};
 use crate::runtime::clock::wall_time;
 use crate::runtime::jitter;
@@ -21,22 +23,33 @@ pub type KeyHash = [u8; 32];
 /// Characters of a key that may be shown to tell keys apart: the prefix and six of its 43.
 const HINT_LENGTH: usize = 10;
 
-/// Uses `api_keys_hash_key`.
+/// Uses `api_keys_hash_key`. A key of a tenant or organization that was deleted is none.
 const FIND: &str = "
-SELECT k.public_id, k.scopes, k.tenant_id, t.public_id, k.organization_id
+SELECT k.public_id, k.scopes, k.tenant_id, t.public_id, k.organization_id, k.hint, k.rate_limit, coalesce(t.limits, '{}'), coalesce(o.limits, '{}')
 FROM api_keys k LEFT JOIN tenants t ON t.id = k.tenant_id
-WHERE k.hash = $1 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > now())";
+LEFT JOIN organizations o ON o.id = coalesce(k.organization_id, t.organization_id)
+WHERE k.hash = $1 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > now())
+  AND t.deleted_at IS NULL AND o.deleted_at IS NULL";
 
 const CREATE: &str = "
 INSERT INTO api_keys (public_id, tenant_id, organization_id, hash, hint, name, scopes, expires_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-RETURNING public_id, hint, name, scopes, created_at, expires_at, revoked_at, last_used_at";
+RETURNING public_id, hint, name, scopes, created_at, expires_at, revoked_at, last_used_at, rate_limit";
 
 /// Uses `api_keys_tenant` or `api_keys_organization`.
 const LIST: &str = "
-SELECT public_id, hint, name, scopes, created_at, expires_at, revoked_at, last_used_at
+SELECT public_id, hint, name, scopes, created_at, expires_at, revoked_at, last_used_at, rate_limit
 FROM api_keys WHERE (tenant_id = $1 OR organization_id = $2) AND ($3::uuid IS NULL OR public_id < $3)
 ORDER BY public_id DESC LIMIT $4";
+
+/// Uses `api_keys_public_id_key`.
+const FOR_UPDATE: &str = "
+SELECT public_id, hint, name, scopes, created_at, expires_at, revoked_at, last_used_at, rate_limit
+FROM api_keys WHERE public_id = $3 AND (tenant_id = $1 OR organization_id = $2) FOR UPDATE";
+
+const UPDATE: &str = "
+UPDATE api_keys SET name = $2, expires_at = $3, rate_limit = $4 WHERE public_id = $1
+RETURNING public_id, hint, name, scopes, created_at, expires_at, revoked_at, last_used_at, rate_limit";
 
 const REVOKE: &str = "
 UPDATE api_keys SET revoked_at = coalesce(revoked_at, now())
@@ -52,6 +65,8 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("keys.find", FIND),
     ("keys.create", CREATE),
     ("keys.list", LIST),
+    ("keys.for_update", FOR_UPDATE),
+    ("keys.update", UPDATE),
     ("keys.revoke", REVOKE),
     ("keys.touch", TOUCH),
 ];
@@ -74,6 +89,12 @@ pub struct FoundKey {
     pub scopes: Vec<String>,
     /// Whom it speaks for.
     pub owner: KeyOwner,
+    /// Its first characters.
+    pub hint: String,
+    /// How fast it may be used, if that is set for this key, its tenant or its organization.
+    pub rate: Option<KeyRate>,
+    /// What its tenant may, or its organization's tenants.
+    pub limits: Limits,
 }
 
 /// Whom a new key will speak for, by the keys inside the database.
@@ -122,6 +143,8 @@ pub struct KeyInfo {
     pub revoked_at: Option<OffsetDateTime>,
     /// Used last, to the minute.
     pub last_used_at: Option<OffsetDateTime>,
+    /// How fast it may be used, if that is set for this key.
+    pub rate: Option<KeyRate>,
 }
 
 /// The text of a key that was just made.
@@ -184,10 +207,17 @@ pub async fn find(
         (None, None, Some(organization)) => KeyOwner::Organization(organization),
         _ => return Err(StoreError::Decode("a key without an owner".to_owned())),
     };
+    let rate: Option<Json<KeyRate>> = row.try_get(6)?;
+    let (Json(own), Json(of_organization)): (Json<Limits>, Json<Limits>) =
+        (row.try_get(7)?, row.try_get(8)?);
+    let limits = own.or(of_organization);
     Ok(Some(FoundKey {
         id: row.try_get(0)?,
         scopes: row.try_get(1)?,
         owner,
+        hint: row.try_get(5)?,
+        rate: rate.map(|Json(rate)| rate).or(limits.rate_limit),
+        limits,
     }))
 }
 
@@ -241,6 +271,36 @@ pub async fn list(
         .collect()
 }
 
+/// A key of this owner, locked until the transaction ends.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn find_for_update(
+    client: &impl GenericClient,
+    owner: OwnerKey,
+    id: Uuid,
+) -> Result<Option<KeyInfo>, StoreError> {
+    let (tenant, organization) = owner.columns();
+    let row = client
+        .query_opt(FOR_UPDATE, &[&tenant, &organization, &id])
+        .await?;
+    row.as_ref().map(info).transpose()
+}
+
+/// Changes a key that was locked by [`find_for_update`]: name, end and rate.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn update(client: &impl GenericClient, key: &KeyInfo) -> Result<KeyInfo, StoreError> {
+    let row = client
+        .query_one(
+            UPDATE,
+            &[&key.id, &key.name, &key.expires_at, &key.rate.map(Json)],
+        )
+        .await?;
+    info(&row)
+}
+
 /// Revokes a key of this owner; whether there is one. Revoking twice keeps the first time.
 ///
 /// # Errors
@@ -276,5 +336,8 @@ fn info(row: &tokio_postgres::Row) -> Result<KeyInfo, StoreError> {
         expires_at: row.try_get(5)?,
         revoked_at: row.try_get(6)?,
         last_used_at: row.try_get(7)?,
+        rate: row
+            .try_get::<_, Option<Json<KeyRate>>>(8)?
+            .map(|Json(rate)| rate),
     })
 }

@@ -63,6 +63,11 @@ pub const MIGRATIONS: &[Migration] = migrations![
     (12, "add_external_ids", "0012_add_external_ids.sql"),
     (13, "add_claims", "0013_add_claims.sql"),
     (14, "add_event_schemas", "0014_add_event_schemas.sql"),
+    (
+        15,
+        "add_limits_and_audit_log",
+        "0015_add_limits_and_audit_log.sql"
+    ),
 ];
 
 /// The schema that this program reads and writes.

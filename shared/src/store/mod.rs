@@ -9,6 +9,7 @@
 //! A new module adds its list there. Utility statements that cannot be prepared (DDL) stay out.
 
 pub mod attempts;
+pub mod audit_log;
 pub mod backlog;
 pub mod commands;
 pub mod dead_letters;
@@ -25,14 +26,17 @@ pub mod health;
 pub mod ingest;
 pub mod keys;
 pub mod leases;
+pub mod limits;
 pub mod migrate;
 pub mod notices;
 pub mod notify;
+pub mod organization_lists;
 pub mod partitions;
 pub mod pauses;
 pub mod pool;
 pub mod queue;
 pub mod recovery;
+pub mod removals;
 pub mod replays;
 pub mod replies;
 pub mod retention;
@@ -43,6 +47,7 @@ pub mod test_sends;
 
 pub use error::StoreError;
 pub use pool::{Database, Role, Session};
+pub use tokio_postgres::Transaction;
 
 /// Every statement of the store, by name.
 pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -62,6 +67,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         commands::STATEMENTS,
         attempts::STATEMENTS,
         dead_letters::STATEMENTS,
+        audit_log::STATEMENTS,
         deliveries::STATEMENTS,
         endpoints::STATEMENTS,
         event_types::STATEMENTS,
@@ -74,9 +80,12 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         tenants::STATEMENTS,
         test_sends::STATEMENTS,
         migrate::STATEMENTS,
+        organization_lists::STATEMENTS,
         partitions::STATEMENTS,
         pauses::STATEMENTS,
         leases::STATEMENTS,
+        limits::STATEMENTS,
+        removals::STATEMENTS,
         retention::STATEMENTS,
         sealed::STATEMENTS,
         backlog::STATEMENTS,

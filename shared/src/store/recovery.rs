@@ -48,10 +48,10 @@ pick AS MATERIALIZED (
     SELECT d.ctid AS c, d.id, d.dead_at, e.deliver_before FROM dead_letters d
     CROSS JOIN LATERAL (
       SELECT e.deliver_before FROM events e
-      WHERE e.tenant_id = d.tenant_id AND e.id = d.event_id
+      WHERE e.tenant_id = d.tenant_id AND e.id = d.event_id AND octet_length(e.payload) > 0
         AND to_timestamp(('x' || left(replace(d.event_id::text, '-', ''), 12))::bit(48)::int8 / 1000.0) >= dest.replay_floor
       UNION ALL
-      SELECT e.deliver_before FROM events_kept e WHERE e.tenant_id = d.tenant_id AND e.id = d.event_id
+      SELECT e.deliver_before FROM events_kept e WHERE e.tenant_id = d.tenant_id AND e.id = d.event_id AND octet_length(e.payload) > 0
       LIMIT 1) e
     WHERE d.endpoint_id = $4 AND d.class = k.class AND d.class <= 3 AND d.dead_at >= $5 AND d.dead_at <= $6
       AND d.replayed_as IS NULL AND d.kind <> 2 AND coalesce(e.deliver_before > clock_timestamp(), true)

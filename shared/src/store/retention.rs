@@ -52,6 +52,8 @@ pub struct RetentionSettings {
     pub attempts: Duration,
     /// Age of dead letters.
     pub dead_letters: Duration,
+    /// Age of the audit log.
+    pub audit_log: Duration,
 }
 
 impl RetentionSettings {
@@ -79,6 +81,8 @@ pub struct Report {
     pub kept_deleted: u64,
     /// Idempotency keys that expired.
     pub idempotency_keys: u64,
+    /// Entries of the audit log past their age.
+    pub audit_log: u64,
     /// Windows of operational events past the age of events.
     pub notices: u64,
     /// Partitions that must wait for a reader; the next run goes on.
@@ -154,6 +158,14 @@ const DELETE_REPLAYS: &str = fenced!(
      reasons AS (DELETE FROM replay_skips WHERE replay_id IN (SELECT id FROM gone))
      SELECT (SELECT count(*) FROM gone) FROM mine"
 );
+/// By primary key: the instant is in the id.
+const DELETE_AUDIT_LOG: &str = fenced!(
+    ", gone AS (
+       DELETE FROM audit_log WHERE EXISTS (SELECT FROM mine) AND id = ANY (ARRAY(
+         SELECT id FROM audit_log WHERE id < (lpad(to_hex((extract(epoch FROM $4::timestamptz) * 1000)::int8), 12, '0') || repeat('0', 20))::uuid
+         ORDER BY id LIMIT $5)) RETURNING 1)
+     SELECT (SELECT count(*) FROM gone) FROM mine"
+);
 /// Waits for replays and holds further ones up until the end of the transaction. No row: nothing
 /// was ever kept.
 const LOCK_FLOOR: &str =
@@ -181,6 +193,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("retention.delete_notices", DELETE_NOTICES),
     ("retention.delete_replayed", DELETE_REPLAYED),
     ("retention.delete_replays", DELETE_REPLAYS),
+    ("retention.delete_audit_log", DELETE_AUDIT_LOG),
     ("retention.lock_floor", LOCK_FLOOR),
     ("retention.sweep_kept", SWEEP_KEPT),
 ];
@@ -234,6 +247,8 @@ pub async fn run(
     report.idempotency_keys = delete(client, lease, DELETE_KEYS, now, deadline).await?;
     let told_before = now - settings.events.max(SHORTEST);
     report.notices = delete(client, lease, DELETE_NOTICES, told_before, deadline).await?;
+    let logged_before = now - settings.audit_log;
+    report.audit_log = delete(client, lease, DELETE_AUDIT_LOG, logged_before, deadline).await?;
     Ok(report)
 }
 

@@ -15,13 +15,12 @@ use crate::runtime::clock::wall_time;
 const CREATE_ORGANIZATION: &str = "
 INSERT INTO organizations (public_id, name) VALUES ($1, $2) RETURNING id, public_id, name, created_at";
 
-const FIND_ORGANIZATION: &str =
-    "SELECT id, public_id, name, created_at FROM organizations WHERE public_id = $1";
+const FIND_ORGANIZATION: &str = "SELECT id, public_id, name, created_at FROM organizations WHERE public_id = $1 AND deleted_at IS NULL";
 
 /// Uses `organizations_public_id_key`.
 const LIST_ORGANIZATIONS: &str = "
 SELECT id, public_id, name, created_at FROM organizations
-WHERE ($1::uuid IS NULL OR public_id < $1) ORDER BY public_id DESC LIMIT $2";
+WHERE deleted_at IS NULL AND ($1::uuid IS NULL OR public_id < $1) ORDER BY public_id DESC LIMIT $2";
 
 const CREATE_TENANT: &str = "
 WITH made AS (
@@ -33,22 +32,25 @@ FROM made t LEFT JOIN organizations o ON o.id = t.organization_id";
 const FIND_TENANT: &str = "
 SELECT t.id, t.public_id, o.public_id, t.external_id, t.name, t.created_at
 FROM tenants t LEFT JOIN organizations o ON o.id = t.organization_id
-WHERE t.public_id = $1 AND ($2::int4 IS NULL OR t.organization_id = $2)";
+WHERE t.public_id = $1 AND ($2::int4 IS NULL OR t.organization_id = $2) AND t.deleted_at IS NULL AND o.deleted_at IS NULL";
+
+const PUBLIC_ID: &str = "SELECT public_id FROM tenants WHERE id = $1 AND deleted_at IS NULL";
 
 /// Uses `tenants_organization_id_external_id_key`.
-const FIND_BY_EXTERNAL_ID: &str =
-    "SELECT id, public_id FROM tenants WHERE organization_id = $1 AND external_id = $2";
+const FIND_BY_EXTERNAL_ID: &str = "SELECT id, public_id FROM tenants WHERE organization_id = $1 AND external_id = $2 AND deleted_at IS NULL";
 
-/// A parallel first use makes one tenant: the loser of the race finds the winner's.
+/// A parallel first use makes one tenant: the loser of the race finds the winner's. None of an organization
+/// that was deleted.
 const ENSURE_BY_EXTERNAL_ID: &str = "
-INSERT INTO tenants (public_id, organization_id, external_id, name) VALUES ($1, $2, $3, $3)
+INSERT INTO tenants (public_id, organization_id, external_id, name)
+SELECT $1::uuid, o.id, $3::text, $3::text FROM organizations o WHERE o.id = $2::int4 AND o.deleted_at IS NULL
 ON CONFLICT (organization_id, external_id) DO NOTHING";
 
 /// Uses `tenants_public_id_key`.
 const LIST_TENANTS: &str = "
 SELECT t.id, t.public_id, o.public_id, t.external_id, t.name, t.created_at
 FROM tenants t LEFT JOIN organizations o ON o.id = t.organization_id
-WHERE ($1::int4 IS NULL OR t.organization_id = $1) AND ($2::uuid IS NULL OR t.public_id < $2)
+WHERE t.deleted_at IS NULL AND ($1::int4 IS NULL OR t.organization_id = $1) AND ($2::uuid IS NULL OR t.public_id < $2)
 ORDER BY t.public_id DESC LIMIT $3";
 
 /// Every statement here, for the test that prepares them.
@@ -60,6 +62,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("tenants.find", FIND_TENANT),
     ("tenants.find_by_external_id", FIND_BY_EXTERNAL_ID),
     ("tenants.ensure_by_external_id", ENSURE_BY_EXTERNAL_ID),
+    ("tenants.public_id", PUBLIC_ID),
     ("tenants.list", LIST_TENANTS),
 ];
 
@@ -166,6 +169,18 @@ pub async fn find(
 ) -> Result<Option<Tenant>, StoreError> {
     let row = client.query_opt(FIND_TENANT, &[&id, &organization]).await?;
     row.as_ref().map(tenant).transpose()
+}
+
+/// A tenant's public id.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn public_id(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+) -> Result<Option<Uuid>, StoreError> {
+    let row = client.query_opt(PUBLIC_ID, &[&tenant.0]).await?;
+    Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
 /// Finds a tenant by the organization's own name for it.

@@ -16,6 +16,7 @@ mod leases;
 mod migrate;
 mod notices;
 mod ordered;
+mod organization_lists;
 mod owner;
 mod partitions;
 mod pauses;

@@ -237,6 +237,7 @@ async fn windows_are_forgotten_with_the_events() {
         events: 30 * DAY,
         attempts: 30 * DAY,
         dead_letters: 90 * DAY,
+        audit_log: Duration::from_secs(365 * 86_400),
     };
     let lease = lease(&session).await;
 

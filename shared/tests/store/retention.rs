@@ -25,6 +25,7 @@ fn settings() -> RetentionSettings {
         events: days(30),
         attempts: days(30),
         dead_letters: days(90),
+        audit_log: Duration::from_secs(365 * 86_400),
     }
 }
 
@@ -315,6 +316,7 @@ async fn todays_and_yesterdays_partitions_stay_whatever_the_settings() {
         events: Duration::ZERO,
         attempts: Duration::ZERO,
         dead_letters: Duration::ZERO,
+        audit_log: Duration::from_secs(365 * 86_400),
     };
 
     let report = run(&session, &lease, &nothing, now).await.unwrap();

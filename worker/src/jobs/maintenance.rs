@@ -56,6 +56,7 @@ impl Job for Maintenance {
                 replays.deleted = report.replays,
                 idempotency_keys.deleted = report.idempotency_keys,
                 notices.deleted = report.notices,
+                audit_log.deleted = report.audit_log,
                 "forgot what was past its retention"
             );
         }

@@ -3,6 +3,7 @@
 //! - [`maintenance`]: partitions ahead, retention behind.
 //! - [`pauses`]: what was held back and is not any more goes back to its owners.
 //! - [`replays`]: what people ask to be sent again.
+//! - [`removal`]: deleted tenants and expunged payloads.
 //! - [`backlog`]: which endpoints have so much waiting that new deliveries are turned away.
 //!
 //! Every worker runs every job's loop; who holds the job's lease does a step, the others ask again.
@@ -15,6 +16,7 @@
 mod backlog;
 mod maintenance;
 mod pauses;
+mod removal;
 mod replays;
 #[cfg(test)]
 mod tests;
@@ -87,6 +89,10 @@ impl Jobs {
         supervisor.start("maintenance", move |shutdown| {
             let job = maintenance::Maintenance::new(jobs.retention);
             jobs.clone().lead(job, shutdown)
+        });
+        let jobs = self.clone();
+        supervisor.start("removal", move |shutdown| {
+            jobs.clone().lead(removal::Remove, shutdown)
         });
         let jobs = self.clone();
         supervisor.start("pauses", move |shutdown| {

@@ -20,6 +20,7 @@ const RETENTION: RetentionSettings = RetentionSettings {
     events: Duration::from_secs(30 * 86_400),
     attempts: Duration::from_secs(30 * 86_400),
     dead_letters: Duration::from_secs(90 * 86_400),
+    audit_log: Duration::from_secs(365 * 86_400),
 };
 
 async fn life(session: &Session) -> Ownerships {

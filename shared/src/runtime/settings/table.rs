@@ -271,6 +271,45 @@ pub const TABLE: &[Setting] = &[
     )
     .default("90d"),
     Setting::plain(
+        "POSTRIDER_RETENTION_AUDIT_LOG",
+        "retention-audit-log",
+        RETENTION,
+        "how long it is kept who changed what",
+    )
+    .default("365d"),
+    Setting::plain(
+        "POSTRIDER_KEY_RATE",
+        "key-rate",
+        Kind::Count(1, 1_000_000),
+        "requests and events per second of each key in one API process, where nothing else is set for it",
+    ),
+    Setting::plain(
+        "POSTRIDER_KEY_BURST",
+        "key-burst",
+        Kind::Count(1, 1_000_000),
+        "how many of them at once after a quiet time",
+    )
+    .shown("twice the rate"),
+    Setting::plain(
+        "POSTRIDER_TENANT_ENDPOINTS",
+        "tenant-endpoints",
+        Kind::Count(1, 10_000),
+        "endpoints of each tenant, where nothing else is set for it",
+    )
+    .shown("`10000`"),
+    Setting::plain(
+        "POSTRIDER_TENANT_EVENTS_PER_DAY",
+        "tenant-events-per-day",
+        Kind::Count(1, 4_000_000_000),
+        "events of each tenant in a day of UTC, where nothing else is set for it",
+    ),
+    Setting::plain(
+        "POSTRIDER_TENANT_EVENTS_PER_MONTH",
+        "tenant-events-per-month",
+        Kind::Count(1, 4_000_000_000),
+        "events of each tenant in a calendar month of UTC, where nothing else is set for it",
+    ),
+    Setting::plain(
         "POSTRIDER_JOURNAL_DIR",
         "journal-dir",
         Kind::NotYet,
@@ -350,6 +389,11 @@ pub const API: &[&str] = &[
     "POSTRIDER_DRAIN_TIMEOUT",
     "POSTRIDER_KILL_GRACE",
     "POSTRIDER_RETENTION_EVENTS",
+    "POSTRIDER_KEY_RATE",
+    "POSTRIDER_KEY_BURST",
+    "POSTRIDER_TENANT_ENDPOINTS",
+    "POSTRIDER_TENANT_EVENTS_PER_DAY",
+    "POSTRIDER_TENANT_EVENTS_PER_MONTH",
 ];
 
 /// What a worker takes besides.
@@ -370,6 +414,7 @@ pub const WORKER: &[&str] = &[
     "POSTRIDER_RETENTION_EVENTS",
     "POSTRIDER_RETENTION_ATTEMPTS",
     "POSTRIDER_RETENTION_DEAD_LETTERS",
+    "POSTRIDER_RETENTION_AUDIT_LOG",
 ];
 
 /// The setting of this name.
