@@ -18,7 +18,7 @@ async fn dead_letter(
     let (class, status) = how;
     let dies = "WITH gone AS (DELETE FROM ready WHERE id = $1 RETURNING tenant_id, endpoint_id, id, event_id)
         INSERT INTO dead_letters (tenant_id, endpoint_id, id, event_id, class, outcome, status, reason, fingerprint, attempts_made, kind, root_id)
-        SELECT *, $2, 2, $3, 'HTTP ' || $3, 7, 3, 0, id FROM gone";
+        SELECT *, $2, 2, $3::int2, 'HTTP ' || $3::int2, 7, 3, 0, id FROM gone";
     let delivery = id.parse::<DeliveryId>().unwrap().0;
     assert_eq!(
         sql.execute(dies, &[&delivery, &class, &status])
