@@ -35,9 +35,7 @@ pub(crate) fn published() -> Value {
 
 /// [`published`], in a batch.
 pub(crate) fn published_item() -> Value {
-    let mut item = published();
-    item["status"] = json!(202);
-    item
+    with(published(), "status", json!(202))
 }
 
 pub(crate) fn event_type() -> Value {
@@ -91,10 +89,8 @@ pub(crate) fn attempt() -> Value {
 
 /// [`attempt`], of a test.
 pub(crate) fn test_sent() -> Value {
-    let mut sent = attempt();
-    sent["event_id"] = json!(EVENT);
-    sent["delivery_id"] = json!(DELIVERY);
-    sent
+    let sent = with(attempt(), "event_id", json!(EVENT));
+    with(sent, "delivery_id", json!(DELIVERY))
 }
 
 pub(crate) fn endpoint() -> Value {

@@ -4,6 +4,7 @@
 #![cfg(feature = "testing")]
 #![expect(
     clippy::unwrap_used,
+    clippy::panic,
     reason = "a test that cannot go on has failed, and the line says where"
 )]
 

@@ -184,12 +184,11 @@ pub async fn again(
     };
     let statement = transaction.prepare(MAKE).await?;
     let made = make(transaction, &statement, whose, &[item], now).await?;
-    Ok(made
-        .first()
+    made.first()
         // It was disabled since this transaction looked.
         .map_or(Ok(Retried::Not(NotReplayable::EndpointDisabled)), |id| {
             Ok::<_, StoreError>(Retried::As(*id, Slot(ended.try_get(4)?), endpoint))
-        })?)
+        })
 }
 
 /// Why an endpoint takes no delivery.
