@@ -41,7 +41,8 @@ const ADMIN: &str = "admin";
     ),
     components(schemas(
         Problem<'_>, FieldError, schema::EventId, schema::DeliveryId, schema::EndpointId, schema::KeyId,
-        schema::DeliveryStatus, schema::StrongTags, schema::Tags
+        schema::TenantId, schema::OrganizationId, schema::ReplayId, schema::RemovalId, schema::EventTypeName,
+        schema::EventExternalId, schema::DeliveryStatus, schema::DeliveryDeadLetterClass, schema::StrongTags, schema::Tags
     )),
     tags(
         (name = "Events", description = "What happened: published once, delivered to every matching endpoint"),

@@ -70,7 +70,7 @@ fn delivered(world: &World, path: &str) -> HashMap<Uuid, Vec<Arrival>> {
 }
 
 /// The most arrivals in any time of this length.
-fn busiest(times: &mut Vec<BootTime>, span: Duration) -> usize {
+fn busiest(times: &mut [BootTime], span: Duration) -> usize {
     times.sort_unstable();
     let within = |first: usize| {
         let from = times[first];
