@@ -226,7 +226,7 @@ pub(super) fn not_replayable(reason: NotReplayable) -> ApiError {
     let (kind, detail) = match reason {
         NotReplayable::PayloadExpired => (
             Kind::NotReplayable,
-            "its event is past its retention, so there is nothing left to send; publish a new event",
+            "its event is past its retention or its payload was expunged, so there is nothing left to send; publish a new event",
         ),
         NotReplayable::DeliverBeforePassed => (
             Kind::NotReplayable,

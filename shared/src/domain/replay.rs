@@ -23,7 +23,7 @@ coded! {
 coded! {
     /// Why something cannot be sent again.
     NotReplayable, "reason" {
-        /// Its event is past its retention: there is nothing left to send.
+        /// Its event is past its retention, or its payload was expunged: there is nothing left to send.
         PayloadExpired = 1 "payload_expired",
         /// The event's own `deliver_before` has passed.
         DeliverBeforePassed = 2 "deliver_before_passed",

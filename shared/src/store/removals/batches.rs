@@ -7,9 +7,9 @@ use uuid::Uuid;
 use super::statements::{
     CLOSE_READY, CLOSE_READY_ORDERED, CLOSE_RETRY, DELETE_ATTEMPTS, DELETE_CLOSED,
     DELETE_DEAD_LETTERS, DELETE_ENDPOINTS, DELETE_EVENTS, DELETE_EVENTS_KEPT, DELETE_ORGANIZATION,
-    DELETE_READY, DELETE_READY_ORDERED, DELETE_REST, DELETE_RETRY, DELETE_TENANT, EMPTY_ATTEMPTS,
-    EMPTY_EVENTS, EMPTY_EVENTS_KEPT, MARK_TENANTS_OF, NEXT, RECLASS_DEAD_LETTERS, SAVE,
-    STOP_ENDPOINTS,
+    DELETE_READY, DELETE_READY_ORDERED, DELETE_REPLAYED, DELETE_REST, DELETE_RETRY, DELETE_TENANT,
+    EMPTY_ATTEMPTS, EMPTY_EVENTS, EMPTY_EVENTS_KEPT, MARK_TENANTS_OF, NEXT, RECLASS_DEAD_LETTERS,
+    SAVE, STOP_ENDPOINTS,
 };
 use super::{Kind, Removal, begin, read};
 use crate::domain::delivery::{CloseReason, DeadLetterClass};
@@ -139,8 +139,9 @@ async fn remove_tenant(
         });
     }
     let statement = match table - TENANT_STEPS.len() {
-        0 => DELETE_ENDPOINTS,
-        1 => DELETE_REST,
+        0 => DELETE_REPLAYED,
+        1 => DELETE_ENDPOINTS,
+        2 => DELETE_REST,
         _ => return end_tenant(transaction, removal).await,
     };
     let row = transaction.query_one(statement, &[&tenant]).await?;

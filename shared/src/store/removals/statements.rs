@@ -106,8 +106,17 @@ p AS (DELETE FROM endpoint_key_pairs WHERE endpoint_id IN (SELECT id FROM batch)
 u AS (DELETE FROM endpoint_urls WHERE endpoint_id IN (SELECT id FROM batch)),
 r AS (DELETE FROM endpoint_runtime WHERE endpoint_id IN (SELECT id FROM batch)),
 n AS (DELETE FROM notices WHERE endpoint_id IN (SELECT id FROM batch)),
+o AS (DELETE FROM replay_outstanding WHERE endpoint_id IN (SELECT id FROM batch)),
 e AS (DELETE FROM endpoints WHERE id IN (SELECT id FROM batch) RETURNING 1)
 SELECT count(*) FROM e";
+/// What was sent again, in batches: by `endpoints_tenant` and `replayed_event`.
+pub(super) const DELETE_REPLAYED: &str = "
+WITH gone AS (
+  DELETE FROM replayed WHERE ctid = ANY (ARRAY(
+    SELECT r.ctid FROM endpoints e
+    CROSS JOIN LATERAL (SELECT r.ctid FROM replayed r WHERE r.endpoint_id = e.id LIMIT 2000) r
+    WHERE e.tenant_id = $1 LIMIT 2000)) RETURNING 1)
+SELECT count(*) FROM gone";
 /// The small rest, but for the tenant itself.
 pub(super) const DELETE_REST: &str = "
 WITH i AS (DELETE FROM idempotency_keys WHERE tenant_id = $1 AND key IN (
@@ -116,8 +125,11 @@ t AS (DELETE FROM event_types WHERE tenant_id = $1 AND id IN (
   SELECT id FROM event_types WHERE tenant_id = $1 ORDER BY tenant_id, name LIMIT 2000) RETURNING 1),
 c AS (DELETE FROM event_counts WHERE tenant_id = $1 RETURNING 1),
 k AS (DELETE FROM api_keys WHERE tenant_id = $1 RETURNING 1),
-p AS (DELETE FROM pauses WHERE tenant_id = $1 RETURNING 1)
-SELECT (SELECT count(*) FROM i) + (SELECT count(*) FROM t) + (SELECT count(*) FROM c) + (SELECT count(*) FROM k) + (SELECT count(*) FROM p)";
+p AS (DELETE FROM pauses WHERE tenant_id = $1 RETURNING 1),
+r AS (DELETE FROM replays WHERE id IN (SELECT id FROM replays WHERE tenant_id = $1 ORDER BY tenant_id, public_id LIMIT 100) RETURNING id),
+rp AS (DELETE FROM replay_parts WHERE replay_id IN (SELECT id FROM r)),
+rs AS (DELETE FROM replay_skips WHERE replay_id IN (SELECT id FROM r))
+SELECT (SELECT count(*) FROM r) + (SELECT count(*) FROM i) + (SELECT count(*) FROM t) + (SELECT count(*) FROM c) + (SELECT count(*) FROM k) + (SELECT count(*) FROM p)";
 /// Not while anything of it is left: then all is walked again.
 pub(super) const DELETE_TENANT: &str = "
 DELETE FROM tenants t WHERE t.id = $1 AND t.deleted_at IS NOT NULL
@@ -125,7 +137,7 @@ DELETE FROM tenants t WHERE t.id = $1 AND t.deleted_at IS NOT NULL
   AND NOT EXISTS (SELECT FROM ready_ordered WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM dead_letters WHERE tenant_id = $1)
   AND NOT EXISTS (SELECT FROM closed WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM events WHERE tenant_id = $1)
   AND NOT EXISTS (SELECT FROM events_kept WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM attempts WHERE tenant_id = $1)
-  AND NOT EXISTS (SELECT FROM endpoints WHERE tenant_id = $1)";
+  AND NOT EXISTS (SELECT FROM endpoints WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM replays WHERE tenant_id = $1)";
 pub(super) const DELETE_ORGANIZATION: &str = "
 WITH o AS (
   DELETE FROM organizations o WHERE o.id = $1 AND o.deleted_at IS NOT NULL
@@ -197,6 +209,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("removals.reclass_dead_letters", RECLASS_DEAD_LETTERS),
     ("removals.empty_attempts", EMPTY_ATTEMPTS),
     ("removals.delete_endpoints", DELETE_ENDPOINTS),
+    ("removals.delete_replayed", DELETE_REPLAYED),
     ("removals.delete_rest", DELETE_REST),
     ("removals.delete_tenant", DELETE_TENANT),
     ("removals.delete_organization", DELETE_ORGANIZATION),

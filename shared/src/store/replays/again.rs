@@ -24,13 +24,15 @@ use crate::store::notices;
 const HOLD_FLOOR: &str =
     "SELECT CASE WHEN isfinite(replay_floor) THEN replay_floor END FROM retention FOR SHARE";
 
-/// An event as far as it decides about a new delivery. `events_pkey`, or `events_kept_pkey` for one that is owed.
+/// An event as far as it decides about a new delivery: one whose payload was expunged (it is empty, which no JSON
+/// text is) counts as none. `events_pkey`, or `events_kept_pkey` for one that is owed.
 const EVENT: &str = "
 SELECT e.deliver_before, e.order_key, e.order_seq, t.name FROM (
   SELECT e.type_id, e.deliver_before, e.order_key, e.order_seq FROM events e
-  WHERE e.tenant_id = $1 AND e.id = $2 AND $3
+  WHERE e.tenant_id = $1 AND e.id = $2 AND $3 AND octet_length(e.payload) > 0
   UNION ALL
-  SELECT e.type_id, e.deliver_before, e.order_key, e.order_seq FROM events_kept e WHERE e.tenant_id = $1 AND e.id = $2
+  SELECT e.type_id, e.deliver_before, e.order_key, e.order_seq FROM events_kept e
+  WHERE e.tenant_id = $1 AND e.id = $2 AND octet_length(e.payload) > 0
   LIMIT 1) e JOIN event_types t ON t.id = e.type_id";
 
 /// Where a final delivery ended: `dead_letters_pkey`, `closed_pkey`, `attempts_pkey` since it was made.

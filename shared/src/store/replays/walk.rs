@@ -44,9 +44,10 @@ LEFT JOIN LATERAL (
   SELECT e.type_id, e.deliver_before, e.order_key, e.order_seq FROM events e
   WHERE s.fits AND e.tenant_id = $1 AND e.id = s.event_id
     AND to_timestamp(('x' || left(replace(s.event_id::text, '-', ''), 12))::bit(48)::int8 / 1000.0) >= $8
+    AND octet_length(e.payload) > 0
   UNION ALL
   SELECT e.type_id, e.deliver_before, e.order_key, e.order_seq FROM events_kept e
-  WHERE s.fits AND e.tenant_id = $1 AND e.id = s.event_id
+  WHERE s.fits AND e.tenant_id = $1 AND e.id = s.event_id AND octet_length(e.payload) > 0
   LIMIT 1) e ON true
 LEFT JOIN LATERAL (SELECT t.name FROM event_types t WHERE t.id = e.type_id OFFSET 0) t ON true
 ORDER BY s.id";
@@ -56,7 +57,8 @@ ORDER BY s.id";
 const EVENTS: &str = "
 WITH seen AS MATERIALIZED (
   SELECT e.id, e.type_id, e.channels, e.deliver_before, e.order_key, e.order_seq,
-         to_timestamp(('x' || left(replace(e.id::text, '-', ''), 12))::bit(48)::int8 / 1000.0) >= $7 AS kept,
+         to_timestamp(('x' || left(replace(e.id::text, '-', ''), 12))::bit(48)::int8 / 1000.0) >= $7
+           AND octet_length(e.payload) > 0 AS kept,
          (e.fan_delivery)[array_position(e.fan_endpoint, $2)] AS delivery
   FROM events e WHERE e.tenant_id = $1 AND e.id > $3 AND e.id < $4 ORDER BY e.id LIMIT $5)
 SELECT s.id, t.name, s.deliver_before, s.order_key, s.order_seq, s.channels, s.kept, s.delivery,
