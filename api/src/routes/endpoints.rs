@@ -118,6 +118,7 @@ pub(super) async fn create(
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
     make_room(&*transaction, caller).await?;
+    template_fields::check(&transaction, caller.tenant, &draft).await?;
     let made = store::create(
         &transaction,
         caller.tenant,
@@ -398,6 +399,7 @@ async fn update(
         transaction.rollback().await?;
         return read_and_shown(app, &**client, &current, caller).await;
     }
+    template_fields::check(&transaction, caller.tenant, &draft).await?;
     let endpoint = store::update(&transaction, caller.tenant, &current, &draft).await?;
     secrets::ensure_pair(app, &transaction, &endpoint).await?;
     let object = Object::new("endpoint", id);

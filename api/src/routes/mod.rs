@@ -24,6 +24,7 @@ mod organization_lists;
 mod own_keys;
 mod removals;
 mod replays;
+mod template_fields;
 
 use std::sync::Arc;
 

@@ -135,3 +135,64 @@ async fn s2_a_field_that_an_endpoint_hides_is_hidden_in_the_payload_that_is_show
     assert_eq!(shown("both").await, hidden);
     assert_eq!(shown("open").await, payload);
 }
+
+#[tokio::test]
+async fn a_field_that_the_schema_of_an_event_type_does_not_have_is_told_when_it_is_saved() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let schema =
+        json!({"type": "object", "properties": {"click_id": {"type": "string"}, "order": {}}});
+    let path = "/v1/event-types/conversion.created";
+    let body = json!({ "schema": schema }).to_string();
+    let put = reqwest::Method::PUT;
+    let declared = server.send(put, path, Some(&tenant.key), body, &[]).await;
+    declared.expect(200);
+    let postback = |types: Value, url: &str, template: Value| {
+        json!({
+            "kind": "postback", "event_types": types, "template": template,
+            "url": format!("http://127.0.0.1/{url}"),
+        })
+    };
+    let all = || json!([]);
+
+    for (document, expected) in [
+        (
+            postback(json!(["conversion.*"]), "?a={click_di}", Value::Null),
+            "/url",
+        ),
+        (
+            postback(all(), "?a={click_id}", json!("b={payout}")),
+            "/template",
+        ),
+    ] {
+        let refused = tenant.post("/v1/endpoints", &document).await;
+        let problem = refused.problem(422, "invalid-fields");
+        assert_eq!(pointers(&problem), [expected]);
+        assert!(
+            problem.to_string().contains("conversion.created"),
+            "{problem}"
+        );
+    }
+    let made = tenant
+        .endpoint(postback(
+            all(),
+            "?a={click_id}&b={order.id}&c={$event_id}",
+            Value::Null,
+        ))
+        .await;
+    // Of what it does not get it needs nothing.
+    tenant
+        .endpoint(postback(
+            json!(["order.created"]),
+            "?a={anything}",
+            Value::Null,
+        ))
+        .await;
+    let path = format!("/v1/endpoints/{}", text(&made["id"]));
+    let patch = json!({"template": "d={typo}"});
+    let refused = server.patch(&path, &tenant.key, &patch).await;
+    assert_eq!(
+        pointers(&refused.problem(422, "invalid-fields")),
+        ["/template"]
+    );
+}

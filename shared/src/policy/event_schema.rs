@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use super::payload::FieldPath;
+
 /// The longest text of a schema, in bytes.
 pub const MOST_BYTES: usize = 64 << 10;
 /// The most subschemas, each reference counted as what it refers to.
@@ -45,6 +47,19 @@ const ONE: [&str; 11] = [
 const LIST: [&str; 4] = ["allOf", "anyOf", "oneOf", "prefixItems"];
 /// Keywords whose value has schemas by name.
 const BY_NAME: [&str; 3] = ["dependentSchemas", "patternProperties", "properties"];
+/// Keywords beside which `properties` does not list every field there is.
+const OPEN: [&str; 10] = [
+    "$ref",
+    "allOf",
+    "anyOf",
+    "dependentSchemas",
+    "else",
+    "if",
+    "oneOf",
+    "patternProperties",
+    "then",
+    "unevaluatedProperties",
+];
 /// Keywords that lead elsewhere than [`DEFINITIONS`], or that belong to older dialects.
 const REFUSED: [&str; 12] = [
     "$anchor",
@@ -259,11 +274,63 @@ fn illegal(pointer: &str, detail: impl Into<String>) -> Illegal {
     }
 }
 
+/// Whether a payload that fits a schema may have this field, as far as the schema says which fields there are: of
+/// an object that lists its `properties` those alone, of anything else any.
+#[must_use]
+pub fn has_field(schema: &Value, path: &FieldPath) -> bool {
+    let mut place = schema;
+    for step in path.steps() {
+        let Some(keywords) = place.as_object() else {
+            return place != &Value::Bool(false);
+        };
+        if OPEN.iter().any(|keyword| keywords.contains_key(*keyword)) {
+            return true;
+        }
+        let listed = keywords.get("properties").and_then(Value::as_object);
+        let Some(listed) = listed else { return true };
+        match listed.get(step) {
+            Some(inner) => place = inner,
+            None => return false,
+        }
+    }
+    place != &Value::Bool(false)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_schema_says_which_fields_there_are_where_it_lists_them() {
+        let schema = serde_json::json!({
+            "type": "object",
+            "properties": {
+                "click_id": {"type": "string"},
+                "order": {"type": "object", "properties": {"id": true, "never": false}},
+                "lines": {"type": "array", "items": {"properties": {"sku": true}}},
+                "free": {"type": "object"},
+                "open": {"properties": {"a": true}, "patternProperties": {"^x": true}},
+            },
+        });
+        for (path, expected) in [
+            ("click_id", true),
+            ("click_di", false),
+            ("order.id", true),
+            ("order.no", false),
+            ("order.never", false),
+            ("lines.0.sku", true),
+            ("free.whatever", true),
+            ("open.x1", true),
+            ("payout", false),
+        ] {
+            let path = path.parse().unwrap();
+            assert_eq!(has_field(&schema, &path), expected, "{path}");
+        }
+        let any = serde_json::json!(true);
+        assert!(has_field(&any, &"a.b".parse().unwrap()));
+    }
 
     #[test]
     fn a_usual_schema_is_legal_and_its_weight_counts_references_as_what_they_refer_to() {

@@ -58,6 +58,10 @@ SELECT t.config_version, e.schema, e.schema_version FROM tenants t
 LEFT JOIN event_types e ON e.tenant_id = t.id AND e.name = $2 AND e.schema IS NOT NULL
 WHERE t.id = $1";
 
+/// Uses `event_types_schema`.
+const SCHEMAS: &str = "
+SELECT name, schema FROM event_types WHERE tenant_id = $1 AND schema IS NOT NULL LIMIT $2";
+
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("event_types.page", PAGE),
@@ -66,6 +70,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("event_types.declare", DECLARE),
     ("event_types.take_back", TAKE_BACK),
     ("event_types.schema", SCHEMA),
+    ("event_types.schemas", SCHEMAS),
 ];
 
 /// A type of event.
@@ -106,6 +111,21 @@ pub async fn page(
 ) -> Result<Vec<EventType>, StoreError> {
     let rows = client.query(PAGE, &[&tenant.0, &before, &limit]).await?;
     rows.iter().map(event_type).collect()
+}
+
+/// Names and schemas of the types that have one; so many at most.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn schemas(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    limit: i64,
+) -> Result<Vec<(String, String)>, StoreError> {
+    let rows = client.query(SCHEMAS, &[&tenant.0, &limit]).await?;
+    rows.iter()
+        .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
+        .collect()
 }
 
 /// Finds a type of a tenant.
