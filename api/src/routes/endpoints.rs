@@ -22,7 +22,10 @@ use super::endpoint_document::{
     self as document, CreatedEndpoint, Document, EndpointPatch, NewEndpoint, Rules,
 };
 use super::etag::{self, Condition};
-use super::{App, State, endpoint_secrets as secrets, json as reply, organization_lists, path_id};
+use super::{
+    App, State, endpoint_secrets as secrets, json as reply, organization_lists, path_id,
+    template_fields,
+};
 use crate::audit;
 use crate::auth::{Caller, Readers, Scope};
 use crate::json::{self, Fields};
