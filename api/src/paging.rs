@@ -21,6 +21,9 @@ use crate::problem::{ApiError, Kind};
 
 const DEFAULT_LIMIT: i64 = 50;
 const MOST_LIMIT: i64 = 250;
+/// Rows that a page of what no index serves looks at: so many at once, and so often.
+const STRETCH: i64 = 250;
+const MOST_STRETCHES: usize = 8;
 /// Bytes of the filters' hash in a cursor: enough to tell a mistake.
 const HASH_BYTES: usize = 8;
 
@@ -243,6 +246,38 @@ impl Page {
         rows.last()
             .filter(|_| more)
             .map(|last| self.cursor(id(last)))
+    }
+
+    /// A page of what no index serves: rows are looked at from the newest on, so many at most, and those that
+    /// fit are taken. A page may be short, or empty, and still have a cursor. `read` gives up to so many rows of
+    /// a range, each with whether it fits.
+    pub(crate) async fn sift<R>(
+        &self,
+        (from, mut to): (Uuid, Uuid),
+        read: impl AsyncFn((Uuid, Uuid), i64) -> Result<Vec<(R, bool)>, ApiError>,
+        id: impl Fn(&R) -> Uuid,
+    ) -> Result<(Vec<R>, Option<String>), ApiError> {
+        let mut rows = Vec::new();
+        for _stretch in 0..MOST_STRETCHES {
+            let stretch = read((from, to), STRETCH).await?;
+            let is_last = i64::try_from(stretch.len()).is_ok_and(|count| count < STRETCH);
+            if let Some((last, _)) = stretch.last() {
+                to = id(last);
+            }
+            rows.extend(
+                stretch
+                    .into_iter()
+                    .filter(|(_, fits)| *fits)
+                    .map(|(row, _)| row),
+            );
+            if let Some(next) = self.cut(&mut rows, &id) {
+                return Ok((rows, Some(next)));
+            }
+            if is_last {
+                return Ok((rows, None));
+            }
+        }
+        Ok((rows, Some(self.cursor(to))))
     }
 
     /// The cursor of the page after this row.

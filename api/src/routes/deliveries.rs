@@ -7,7 +7,7 @@ use shared::ids::{DeliveryId, EndpointId, TenantKey};
 use shared::store::attempts::{self as attempt_store, Attempt as StoredAttempt};
 use shared::store::deliveries::{self as store, Delivery as Stored, Filter};
 use shared::store::replays::{self, Retried};
-use shared::store::{endpoints, notify};
+use shared::store::{endpoints, events, notify};
 use tokio_postgres::IsolationLevel;
 use uuid::Uuid;
 
@@ -20,11 +20,14 @@ use crate::paging::{List, PageParams, Query, RangeParams};
 use crate::problem::{ApiError, Kind};
 
 /// List deliveries
+///
+/// With `event_type` a page may hold fewer than `limit`, or none, and still have a `next_cursor`.
 #[utoipa::path(
     get, path = "/v1/deliveries", tag = "Deliveries", operation_id = "listDeliveries", security(("key" = ["read"])),
     params(
         ("status" = Option<schema::DeliveryStatus>, Query, description = "Only those that stand so"),
         ("endpoint_id" = Option<schema::EndpointId>, Query, description = "Only to this endpoint"),
+        ("event_type" = Option<String>, Query, description = "Only of events of this type", example = "order.created"),
         RangeParams, PageParams,
     ),
     responses(
@@ -34,7 +37,15 @@ use crate::problem::{ApiError, Kind};
 )]
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
     let readers = app.auth.readers(&request, Scope::Read).await?;
-    let known = &["status", "endpoint_id", "since", "until", "limit", "cursor"];
+    let known = &[
+        "status",
+        "endpoint_id",
+        "event_type",
+        "since",
+        "until",
+        "limit",
+        "cursor",
+    ];
     let query = Query::parse(&request, known)?;
     let page = query.page()?;
     let status = query.get("status").map(status).transpose()?;
@@ -63,14 +74,39 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
                 .0,
         ),
     };
-    let filter = Filter {
-        range,
-        endpoint,
-        status,
+    let event_type = query.get("event_type");
+    let read = async |range, limit| {
+        let filter = Filter {
+            range,
+            endpoint,
+            status,
+        };
+        store::page(&*snapshot, tenant, filter, limit).await
     };
-    let mut ids = store::page(&*snapshot, tenant, filter, page.fetch()).await?;
-    let next = page.cut(&mut ids, |id| *id);
-    let rows = store::by_ids(&*snapshot, tenant, &ids).await?;
+    let (rows, next) = match event_type {
+        None => {
+            let mut ids = read(range, page.fetch()).await?;
+            let next = page.cut(&mut ids, |id| *id);
+            (store::by_ids(&*snapshot, tenant, &ids).await?, next)
+        }
+        Some(name) => {
+            let read = async |range, limit| {
+                let ids = read(range, limit).await?;
+                let rows = store::by_ids(&*snapshot, tenant, &ids).await?;
+                let of: Vec<Uuid> = rows.iter().map(|row| row.event).collect();
+                let types = events::types(&*snapshot, tenant, &of).await?;
+                let fits = |row: &Stored| types.get(&row.event).is_some_and(|it| it == name);
+                Ok(rows
+                    .into_iter()
+                    .map(|row| {
+                        let fits = fits(&row);
+                        (row, fits)
+                    })
+                    .collect())
+            };
+            page.sift(range, read, |row: &Stored| row.id).await?
+        }
+    };
     snapshot.commit().await?;
     drop(client);
     let data = rows.into_iter().map(Delivery::new).collect();

@@ -106,11 +106,14 @@ async fn submit(app: &App, mut event: NewEvent) -> Result<Accepted, ApiError> {
 }
 
 /// List events
+///
+/// With `channel` a page may hold fewer than `limit`, or none, and still have a `next_cursor`.
 #[utoipa::path(
     get, path = "/v1/events", tag = "Events", operation_id = "listEvents", security(("key" = ["read"])),
     params(
         ("type" = Option<String>, Query, description = "Only of this type", example = "order.created"),
         ("external_id" = Option<schema::EventExternalId>, Query, description = "Only what you named so"),
+        ("channel" = Option<schema::Channel>, Query, description = "Only on this channel"),
         RangeParams, PageParams,
     ),
     responses(
@@ -123,7 +126,15 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
     let readers = app.auth.readers(&request, Scope::Read).await?;
     let query = Query::parse(
         &request,
-        &["type", "external_id", "since", "until", "limit", "cursor"],
+        &[
+            "type",
+            "external_id",
+            "channel",
+            "since",
+            "until",
+            "limit",
+            "cursor",
+        ],
     )?;
     let tenant = match readers {
         Readers::Tenant(tenant) => tenant,
@@ -136,12 +147,30 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
         event_type: query.get("type"),
         external_id: query.get("external_id"),
     };
-    let rows = store::page(&**client, tenant, filter, range, page.fetch()).await?;
+    let (rows, next) = match query.get("channel") {
+        None => {
+            let mut rows = store::page(&**client, tenant, filter, range, page.fetch()).await?;
+            let next = page.cut(&mut rows, |row| row.id);
+            (rows, next)
+        }
+        Some(channel) => {
+            let read = async |range, limit| {
+                let rows = store::page(&**client, tenant, filter, range, limit).await?;
+                let fits = |row: &Event| row.channels.iter().any(|it| it == channel);
+                Ok(rows
+                    .into_iter()
+                    .map(|row| {
+                        let fits = fits(&row);
+                        (row, fits)
+                    })
+                    .collect())
+            };
+            page.sift(range, read, |row: &Event| row.id).await?
+        }
+    };
     drop(client);
-    reply(
-        StatusCode::OK,
-        &page.reply(rows, |row| row.id, Document::new),
-    )
+    let data = rows.into_iter().map(Document::new).collect();
+    reply(StatusCode::OK, &List::new(data, next))
 }
 
 /// Get an event

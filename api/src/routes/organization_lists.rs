@@ -71,8 +71,8 @@ pub(super) async fn events(
     organization: i32,
     query: &Query,
 ) -> Result<HttpResponse, ApiError> {
-    if query.get("external_id").is_some() {
-        let detail = "an external_id is one tenant's: name that one in Postrider-Tenant";
+    if query.get("external_id").or(query.get("channel")).is_some() {
+        let detail = "external_id and channel are one tenant's: name that one in Postrider-Tenant";
         return Err(ApiError::new(Kind::InvalidParameter, detail));
     }
     let page = query.page()?;
@@ -97,8 +97,13 @@ pub(super) async fn deliveries(
     query: &Query,
     status: Option<Status>,
 ) -> Result<HttpResponse, ApiError> {
-    if query.get("endpoint_id").is_some() {
-        let detail = "an endpoint belongs to one tenant: name that one in Postrider-Tenant";
+    if query
+        .get("endpoint_id")
+        .or(query.get("event_type"))
+        .is_some()
+    {
+        let detail =
+            "endpoint_id and event_type are one tenant's: name that one in Postrider-Tenant";
         return Err(ApiError::new(Kind::InvalidParameter, detail));
     }
     let page = query.page()?;

@@ -202,3 +202,44 @@ async fn walk(tenant: &Tenant<'_>, path: &str) -> Vec<String> {
         next = format!("{path}?limit=2&cursor={cursor}");
     }
 }
+
+#[tokio::test]
+async fn a_channel_and_an_event_type_are_filters_of_which_a_walk_finds_every_row_once() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    tenant.endpoint(json!({})).await;
+    let mut wanted = (Vec::new(), Vec::new());
+    for n in 0..700 {
+        let rare = n % 100 == 7;
+        let event = json!({
+            "type": if rare { "rare" } else { "common" }, "payload": n,
+            "channels": if rare { json!(["eu", "vip"]) } else { json!(["eu"]) },
+        });
+        let event = tenant.post("/v1/events", &event).await.expect(202);
+        if rare {
+            wanted.0.push(text(&event["id"]));
+            wanted.1.push(text(&event["deliveries"][0]["id"]));
+        }
+    }
+    for (path, mut expected) in [
+        ("/v1/events?channel=vip", wanted.0),
+        ("/v1/deliveries?event_type=rare", wanted.1),
+    ] {
+        let mut found = Vec::new();
+        let mut next = format!("{path}&limit=2");
+        loop {
+            let page = tenant.get(&next).await.expect(200);
+            let rows = page["data"].as_array().unwrap();
+            assert!(rows.len() <= 2);
+            found.extend(rows.iter().map(|row| text(&row["id"])));
+            let Some(cursor) = page["next_cursor"].as_str() else {
+                break;
+            };
+            next = format!("{path}&limit=2&cursor={cursor}");
+        }
+        expected.reverse();
+        assert_eq!(found, expected, "{path}");
+    }
+    let none = tenant.get("/v1/events?channel=nobody").await.expect(200);
+    assert_eq!(none["data"], json!([]));
+}
