@@ -1,6 +1,7 @@
 //! What is expunged or deleted while workers run: nothing of it is sent any more, and it is gone.
 
 use serde_json::{Value, json};
+use shared::domain::delivery::CloseReason;
 use shared::ids::{DeliveryId, TenantId};
 use shared::testing::{TestDatabase, eventually};
 use uuid::Uuid;
@@ -23,8 +24,12 @@ async fn waiting(world: &World, endpoint: &Endpoint) -> Uuid {
 
 /// Whether it was closed because of an expunged payload.
 async fn expunged(world: &World, delivery: Uuid) -> Option<()> {
+    let (status, reason) = (
+        CloseReason::Expunged.status().code(),
+        CloseReason::Expunged.code(),
+    );
     let query = format!(
-        "SELECT count(*) FROM closed WHERE id = '{delivery}' AND status = 6 AND reason = 6"
+        "SELECT count(*) FROM closed WHERE id = '{delivery}' AND status = {status} AND reason = {reason}"
     );
     (world.count(&query).await == 1).then_some(())
 }
