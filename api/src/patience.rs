@@ -34,7 +34,8 @@ pub(crate) async fn wait<B: MessageBody>(
         .map(|state| state.config.deadline);
     let is_event = request.method() == Method::POST && request.path().starts_with("/v1/events");
     // It waits for its receiver, for no longer than an attempt may take.
-    let is_test = request.path().ends_with("/test");
+    let path = request.path();
+    let is_test = path.starts_with("/v1/endpoints/") && path.ends_with("/test");
     let Some(deadline) = deadline.filter(|_| !is_event && !is_test) else {
         return Ok(next.call(request).await?.map_into_left_body());
     };

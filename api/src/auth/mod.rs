@@ -222,19 +222,17 @@ impl Auth {
             ));
         };
         // Hashes have one length, so not even the token's length shows.
-        let (given, expected) = (hash(bearer(request)?), hash(token));
+        let given = bearer(request)?;
+        let is_token = bool::from(hash(given).ct_eq(&hash(token)));
+        // Not the hash of a key: a tenant's key that was sent here by mistake stays good where it belongs.
+        let tried = hash(&["admin ", given].concat());
         let peer = keys::peer(request);
-        let is_token = bool::from(given.ct_eq(&expected));
-        match self.keys.may_try(&given, peer) {
-            // Somebody sent it where a key belongs.
-            Err(error) if is_token && error.kind() == Kind::Unauthorized => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) if is_token => Ok(()),
-            Ok(()) => {
-                self.keys.failed(given, peer, boot_time());
-                Err(unauthorized("this is not the admin token"))
-            }
+        self.keys.may_try(&tried, peer)?;
+        if is_token {
+            return Ok(());
         }
+        self.keys.failed(tried, peer, boot_time());
+        Err(unauthorized("this is not the admin token"))
     }
 
     /// Forgets tenants that changed since the last call; all of them when that could not be found out

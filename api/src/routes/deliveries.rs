@@ -1,11 +1,15 @@
 //! Deliveries: read, retry now, cancel.
 
+use std::collections::HashMap;
+
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse};
+use deadpool_postgres::Transaction;
 use shared::domain::delivery::Status;
 use shared::ids::{DeliveryId, EndpointId, TenantKey};
 use shared::store::attempts::{self as attempt_store, Attempt as StoredAttempt};
 use shared::store::deliveries::{self as store, Delivery as Stored, Filter};
+use shared::store::events::IdRange;
 use shared::store::replays::{self, Retried};
 use shared::store::{endpoints, events, notify};
 use tokio_postgres::IsolationLevel;
@@ -16,7 +20,7 @@ use super::{App, json as reply, organization_lists, path_id};
 use crate::auth::{Readers, Scope};
 use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
-use crate::paging::{List, PageParams, Query, RangeParams};
+use crate::paging::{List, Page, PageParams, Query, RangeParams};
 use crate::problem::{ApiError, Kind};
 
 /// List deliveries
@@ -74,43 +78,65 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
                 .0,
         ),
     };
-    let event_type = query.get("event_type");
-    let read = async |range, limit| {
-        let filter = Filter {
-            range,
-            endpoint,
-            status,
-        };
-        store::page(&*snapshot, tenant, filter, limit).await
-    };
-    let (rows, next) = match event_type {
+    let which = (tenant, endpoint, status);
+    let (rows, next) = match query.get("event_type") {
         None => {
-            let mut ids = read(range, page.fetch()).await?;
+            let mut ids = ids(&snapshot, which, range, page.fetch()).await?;
             let next = page.cut(&mut ids, |id| *id);
             (store::by_ids(&*snapshot, tenant, &ids).await?, next)
         }
-        Some(name) => {
-            let read = async |range, limit| {
-                let ids = read(range, limit).await?;
-                let rows = store::by_ids(&*snapshot, tenant, &ids).await?;
-                let of: Vec<Uuid> = rows.iter().map(|row| row.event).collect();
-                let types = events::types(&*snapshot, tenant, &of).await?;
-                let fits = |row: &Stored| types.get(&row.event).is_some_and(|it| it == name);
-                Ok(rows
-                    .into_iter()
-                    .map(|row| {
-                        let fits = fits(&row);
-                        (row, fits)
-                    })
-                    .collect())
-            };
-            page.sift(range, read, |row: &Stored| row.id).await?
-        }
+        Some(name) => of_type(&snapshot, which, (&page, range), name).await?,
     };
     snapshot.commit().await?;
     drop(client);
     let data = rows.into_iter().map(Delivery::new).collect();
     reply(StatusCode::OK, &List::new(data, next))
+}
+
+/// Whose deliveries, and to which endpoint and how they stand.
+type Which = (TenantKey, Option<i64>, Option<Status>);
+
+async fn ids(
+    snapshot: &Transaction<'_>,
+    (tenant, endpoint, status): Which,
+    range: IdRange,
+    limit: i64,
+) -> Result<Vec<Uuid>, ApiError> {
+    let filter = Filter {
+        range,
+        endpoint,
+        status,
+    };
+    Ok(store::page(&**snapshot, tenant, filter, limit).await?)
+}
+
+/// Those of events of one type: no index has it.
+async fn of_type(
+    snapshot: &Transaction<'_>,
+    which: Which,
+    (page, range): (&Page, IdRange),
+    name: &str,
+) -> Result<(Vec<Stored>, Option<String>), ApiError> {
+    let (tenant, ..) = which;
+    let read = async |range, limit| {
+        let ids = ids(snapshot, which, range, limit).await?;
+        let rows = store::by_ids(&**snapshot, tenant, &ids).await?;
+        let events: Vec<Uuid> = rows.iter().map(|row| row.event).collect();
+        let types = events::types(&**snapshot, tenant, &events).await?;
+        let mut rows: HashMap<Uuid, Stored> = rows
+            .into_iter()
+            .filter(|row| types.get(&row.event).is_some_and(|it| it == name))
+            .map(|row| (row.id, row))
+            .collect();
+        let of_each = |id| {
+            let row = rows.remove(&id);
+            let fits = row.is_some();
+            ((id, row), fits)
+        };
+        Ok(ids.into_iter().map(of_each).collect())
+    };
+    let (rows, next) = page.sift(range, read, |(id, _)| *id).await?;
+    Ok((rows.into_iter().filter_map(|(_, row)| row).collect(), next))
 }
 
 /// Get a delivery

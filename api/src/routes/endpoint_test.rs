@@ -9,12 +9,14 @@ use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use shared::domain::delivery::Status;
 use shared::domain::endpoint::EndpointState;
 use shared::ids::{DeliveryId, EndpointId, EventId, TenantKey};
 use shared::policy::payload::FieldPath;
 use shared::policy::postback::{Field, Template, UrlTemplate};
 use shared::runtime::clock::boot_time;
 use shared::store::attempts as attempt_store;
+use shared::store::deliveries as delivery_store;
 use shared::store::endpoints::{self as endpoint_store, Endpoint};
 use shared::store::test_sends::{self as store, TestSend};
 use tokio::sync::Semaphore;
@@ -36,6 +38,8 @@ const WAITS: &str = "it waits behind the endpoint's breaker, limits or backlog: 
 
 /// What a test may take besides the request: to be found, and to be recorded.
 const SLACK: Duration = Duration::from_secs(3);
+/// By then its request is on the wire and listed by its worker, or something holds it back.
+const BEGUN: Duration = Duration::from_secs(5);
 /// How often it is looked for.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -169,9 +173,17 @@ async fn attempt(
     longest: Duration,
 ) -> Result<Option<attempt_store::Attempt>, ApiError> {
     let began = boot_time();
+    let mut begun = false;
     while boot_time().since(began) < longest {
         tokio::time::sleep(LOOK).await;
         let client = app.client().await?;
+        if !begun && boot_time().since(began) > BEGUN {
+            let found = delivery_store::by_ids(&**client, tenant, &[sent.delivery]).await?;
+            begun = found.iter().any(|it| it.status == Status::InFlight);
+            if !begun && found.iter().any(|it| !it.status.is_final()) {
+                return Ok(None);
+            }
+        }
         let first = (i16::MAX, i64::MAX);
         let mut found = attempt_store::list(&**client, tenant, sent.delivery, first, 1).await?;
         if let Some(attempt) = found.pop() {

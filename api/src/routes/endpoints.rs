@@ -402,7 +402,9 @@ async fn update(
         transaction.rollback().await?;
         return read_and_shown(app, &**client, &current, caller).await;
     }
-    template_fields::check(&transaction, caller.tenant, &draft).await?;
+    if template_fields::concern(&current.draft, &draft) {
+        template_fields::check(&transaction, caller.tenant, &draft).await?;
+    }
     let endpoint = store::update(&transaction, caller.tenant, &current, &draft).await?;
     secrets::ensure_pair(app, &transaction, &endpoint).await?;
     let object = Object::new("endpoint", id);

@@ -6,6 +6,7 @@ use actix_web::{HttpRequest, HttpResponse};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
+use shared::domain::audit::Object;
 use shared::policy::event_schema::MOST_BYTES;
 use shared::store::event_types::{self as store, EventType};
 use utoipa::ToSchema;
@@ -13,6 +14,7 @@ use uuid::Uuid;
 
 use super::event_body::wrong_type;
 use super::{App, json as reply};
+use crate::audit;
 use crate::auth::Scope;
 use crate::instant::Instant;
 use crate::json::{self, Fields};
@@ -22,6 +24,11 @@ use crate::paging::{List, PageParams, Query};
 use crate::problem::{ApiError, FieldError, Kind};
 use crate::schemas::Compiled;
 
+/// For the audit log: types have no ids.
+const OBJECT: Object = Object {
+    kind: "event_type",
+    id: None,
+};
 /// The longest description, in characters.
 const MOST_DESCRIPTION: usize = 1_024;
 
@@ -85,11 +92,8 @@ pub(super) async fn declare(
     request: HttpRequest,
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
-    let tenant = app
-        .auth
-        .tenant(&request, Scope::EndpointsWrite)
-        .await?
-        .tenant;
+    let caller = app.auth.tenant(&request, Scope::EndpointsWrite).await?;
+    let tenant = caller.tenant;
     let name = name(&request)?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let (description, schema) = read(&body)?;
@@ -108,6 +112,9 @@ pub(super) async fn declare(
         let detail = format!("the tenant has used {most} event types, which is the limit");
         return Err(ApiError::new(Kind::LimitReached, detail));
     };
+    let changed = ["description", "schema"];
+    let action = "event_type.declared";
+    audit::record(&*transaction, (&request, caller), action, OBJECT, &changed).await?;
     transaction.commit().await?;
     drop(client);
     reply(StatusCode::OK, &EventTypeDocument::from(declared))
@@ -125,11 +132,8 @@ pub(super) async fn declare(
     )
 )]
 pub(super) async fn take_back(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let tenant = app
-        .auth
-        .tenant(&request, Scope::EndpointsWrite)
-        .await?
-        .tenant;
+    let caller = app.auth.tenant(&request, Scope::EndpointsWrite).await?;
+    let tenant = caller.tenant;
     let name = name(&request)?;
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
@@ -137,6 +141,8 @@ pub(super) async fn take_back(app: App, request: HttpRequest) -> Result<HttpResp
         .await?
         .ok_or_else(missing)?;
     store::take_back(&*transaction, tenant, name).await?;
+    let action = "event_type.deleted";
+    audit::record(&*transaction, (&request, caller), action, OBJECT, &[]).await?;
     transaction.commit().await?;
     Ok(HttpResponse::NoContent().finish())
 }
@@ -155,6 +161,11 @@ fn name(request: &HttpRequest) -> Result<&str, ApiError> {
 
 /// Description, and the schema as it was written.
 fn read(body: &[u8]) -> Result<(Option<String>, Option<String>), ApiError> {
+    if body.trim_ascii().is_empty() {
+        // It would take away what is there.
+        let detail = "a body is needed; send {} to take description and schema away";
+        return Err(ApiError::new(Kind::MalformedJson, detail));
+    }
     let mut fields = Fields::parse(body)?;
     let description = fields.short_text("description", MOST_DESCRIPTION);
     let schema = fields.take("schema");

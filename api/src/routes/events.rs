@@ -6,6 +6,7 @@ use actix_web::http::{StatusCode, header};
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use serde::{Serialize, Serializer};
+use shared::domain::idempotency::wrong_external_id;
 use shared::ids::{DeliveryId, EndpointId, EventId, created_at};
 use shared::policy::payload::FieldPath;
 use shared::policy::redaction::hide_fields;
@@ -140,6 +141,20 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
         Readers::Tenant(tenant) => tenant,
         Readers::Organization(all) => return organization_lists::events(&app, all, &query).await,
     };
+    for (name, wrong) in [
+        (
+            "external_id",
+            wrong_external_id as fn(&str) -> Option<String>,
+        ),
+        ("channel", |text| {
+            event_body::wrong_channels(&[text.to_owned()])
+        }),
+    ] {
+        if let Some(detail) = query.get(name).and_then(wrong) {
+            let detail = format!("`{name}` {detail}");
+            return Err(ApiError::new(Kind::InvalidParameter, detail));
+        }
+    }
     let page = query.page()?;
     let range = query.id_range(page.before)?;
     let client = app.client().await?;

@@ -52,16 +52,16 @@ pub(super) struct LimitSet {
 )]
 struct NewLimits {
     rate_limit: Option<NewKeyRate>,
-    #[schema(minimum = 1, maximum = 4_000_000_000_u32)]
+    #[schema(minimum = 0, maximum = 4_000_000_000_u32)]
     max_endpoints: Option<u32>,
-    #[schema(minimum = 1, maximum = 4_000_000_000_u32)]
+    #[schema(minimum = 0, maximum = 4_000_000_000_u32)]
     max_event_types: Option<u32>,
-    #[schema(minimum = 1, maximum = 4_000_000_000_u32)]
+    #[schema(minimum = 0, maximum = 4_000_000_000_u32)]
     events_per_day: Option<u32>,
-    #[schema(minimum = 1, maximum = 4_000_000_000_u32)]
+    #[schema(minimum = 0, maximum = 4_000_000_000_u32)]
     events_per_month: Option<u32>,
     /// Of an organization only.
-    #[schema(minimum = 1, maximum = 4_000_000_000_u32)]
+    #[schema(minimum = 0, maximum = 4_000_000_000_u32)]
     max_tenants: Option<u32>,
 }
 

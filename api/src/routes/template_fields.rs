@@ -44,6 +44,15 @@ pub(super) async fn check(
     }
 }
 
+/// Whether a change is one of templates, or of the events that they are filled from: nothing else is refused for
+/// a schema that came later.
+pub(super) fn concern(before: &EndpointDraft, after: &EndpointDraft) -> bool {
+    before.url != after.url
+        || before.event_types != after.event_types
+        || before.settings.kind != after.settings.kind
+        || before.settings.template != after.settings.template
+}
+
 fn unknown_fields(draft: &EndpointDraft, event_type: &str, schema: &Value) -> Vec<FieldError> {
     // Both were parsed when the document was read.
     let url = UrlTemplate::parse(&draft.url, false).ok();

@@ -191,7 +191,7 @@ impl Drop for Server {
     }
 }
 
-async fn read(mut response: reqwest::Response) -> Reply {
+pub(crate) async fn read(mut response: reqwest::Response) -> Reply {
     let mut bytes = Vec::new();
     while let Some(chunk) = response.chunk().await.unwrap() {
         bytes.extend_from_slice(&chunk);

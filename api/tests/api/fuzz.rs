@@ -25,6 +25,10 @@ async fn the_server_answers_as_its_document_says() {
         .await
         .expect(201);
     let keys = format!("/v1/admin/organizations/{}/keys", text(&made["id"]));
+    // Whatever is done to an organization, its keys and limits is done to this one.
+    let body = json!({"name": "Other"});
+    let other = server.post("/v1/admin/organizations", ADMIN, &body).await;
+    let other = text(&other.expect(201)["id"]);
     let key: Value = server.post(&keys, ADMIN, &json!({})).await.expect(201);
     let seconds = std::env::var("POSTRIDER_API_FUZZ_SECONDS");
     let seconds = seconds.unwrap_or_else(|_unset| SECONDS.to_string());
@@ -39,7 +43,7 @@ async fn the_server_answers_as_its_document_says() {
         .args(["run", &format!("{}/openapi.json", server.base)])
         .args(["--max-time", &seconds, "--workers", WORKERS])
         .env("POSTRIDER_FUZZ_KEY", text(&key["key"]))
-        .env("POSTRIDER_FUZZ_ORGANIZATION", text(&made["id"]))
+        .env("POSTRIDER_FUZZ_ORGANIZATION", other)
         .env("POSTRIDER_FUZZ_ADMIN", ADMIN)
         .current_dir(tempfile::tempdir().unwrap().path())
         .stdin(Stdio::null())

@@ -283,7 +283,9 @@ pub fn has_field(schema: &Value, path: &FieldPath) -> bool {
         let Some(keywords) = place.as_object() else {
             return place != &Value::Bool(false);
         };
-        if OPEN.iter().any(|keyword| keywords.contains_key(*keyword)) {
+        let more = keywords.get("additionalProperties");
+        let said_open = more.is_some_and(|more| more != &Value::Bool(false));
+        if said_open || OPEN.iter().any(|keyword| keywords.contains_key(*keyword)) {
             return true;
         }
         let listed = keywords.get("properties").and_then(Value::as_object);
@@ -312,6 +314,7 @@ mod tests {
                 "lines": {"type": "array", "items": {"properties": {"sku": true}}},
                 "free": {"type": "object"},
                 "open": {"properties": {"a": true}, "patternProperties": {"^x": true}},
+                "said": {"properties": {"a": true}, "additionalProperties": {"type": "string"}},
             },
         });
         for (path, expected) in [
@@ -323,6 +326,7 @@ mod tests {
             ("lines.0.sku", true),
             ("free.whatever", true),
             ("open.x1", true),
+            ("said.b", true),
             ("payout", false),
         ] {
             let path = path.parse().unwrap();

@@ -7,6 +7,7 @@
 //! - D6: cancel deletes a live row and closes it in one statement, or does nothing.
 //! - S3: every statement names the tenant.
 
+use serde_json::Value;
 use time::OffsetDateTime;
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Json;
@@ -323,7 +324,8 @@ fn delivery(row: &tokio_postgres::Row) -> Result<Delivery, StoreError> {
     } else {
         status
     };
-    let settings: Option<Json<EndpointSettings>> = row.try_get(5)?;
+    // Not all of them: what a newer program stores does not keep this one from showing deliveries.
+    let settings: Option<Json<Value>> = row.try_get(5)?;
     let last = last_attempt(row)?;
     let delivered_at = match (status, &last) {
         (Status::Delivered, Some(last)) => {
@@ -346,8 +348,9 @@ fn delivery(row: &tokio_postgres::Row) -> Result<Delivery, StoreError> {
         status,
         attempts_made: row.try_get(6)?,
         max_attempts: settings
-            .map_or_else(EndpointSettings::default, |Json(s)| s)
-            .max_attempts,
+            .and_then(|Json(settings)| settings.get("max_attempts")?.as_u64())
+            .and_then(|most| u16::try_from(most).ok())
+            .unwrap_or_else(|| EndpointSettings::default().max_attempts),
         next_attempt_at: row.try_get(7)?,
         delivered_at,
         close_reason: code(row.try_get(8)?)?,

@@ -60,7 +60,7 @@ WHERE t.id = $1";
 
 /// Uses `event_types_schema`.
 const SCHEMAS: &str = "
-SELECT name, schema FROM event_types WHERE tenant_id = $1 AND schema IS NOT NULL LIMIT $2";
+SELECT name, schema FROM event_types WHERE tenant_id = $1 AND schema IS NOT NULL ORDER BY id LIMIT $2";
 
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[

@@ -49,13 +49,14 @@ const PAYLOAD: &str = "
 SELECT payload FROM events WHERE tenant_id = $1 AND id = $2
 UNION ALL SELECT payload FROM events_kept WHERE tenant_id = $1 AND id = $2 LIMIT 1";
 
-/// Which fields of its payload the endpoints that an event went to want hidden. Uses `events_pkey`,
-/// `events_kept_pkey` and `endpoints_pkey`.
+/// Which fields of its payload the endpoints that an event went to want hidden, also those that it was sent to
+/// later. Uses `events_pkey`, `events_kept_pkey`, `endpoints_pkey`, `endpoints_tenant` and `replayed_event`.
 const REDACTED: &str = "
 SELECT DISTINCT r.path
-FROM (SELECT fan_endpoint FROM events WHERE tenant_id = $1 AND id = $2
-      UNION ALL SELECT fan_endpoint FROM events_kept WHERE tenant_id = $1 AND id = $2) e
-CROSS JOIN LATERAL unnest(e.fan_endpoint) AS f(id)
+FROM (SELECT unnest(fan_endpoint) AS id FROM events WHERE tenant_id = $1 AND id = $2
+      UNION ALL SELECT unnest(fan_endpoint) FROM events_kept WHERE tenant_id = $1 AND id = $2
+      UNION ALL SELECT e.id FROM endpoints e WHERE e.tenant_id = $1 AND e.settings ? 'redact'
+        AND EXISTS (SELECT FROM replayed r WHERE r.endpoint_id = e.id AND r.event_id = $2)) f
 CROSS JOIN LATERAL (SELECT * FROM endpoints p WHERE p.id = f.id AND p.tenant_id = $1 OFFSET 0) p
 CROSS JOIN LATERAL jsonb_array_elements_text(coalesce(p.settings -> 'redact', '[]')) AS r(path)";
 

@@ -70,7 +70,7 @@ page AS MATERIALIZED (
     SELECT e.id FROM events e WHERE e.tenant_id = h.tenant_id AND e.id >= $2 AND e.id < $3
     ORDER BY e.tenant_id DESC, e.id DESC LIMIT $4) e
   ORDER BY e.id DESC LIMIT $4)
-SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), p.public_id
+SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), e.external_id, p.public_id
 FROM page p CROSS JOIN LATERAL (
   SELECT * FROM events e WHERE e.tenant_id = p.tenant_id AND e.id = p.id AND e.id >= $2 AND e.id < $3 OFFSET 0) e
 JOIN event_types t ON t.id = e.type_id
@@ -89,7 +89,7 @@ page AS MATERIALIZED (
     SELECT e.id FROM events e WHERE e.tenant_id = h.tenant_id AND e.type_id = h.type_id AND e.id >= $2 AND e.id < $3
     ORDER BY e.tenant_id DESC, e.type_id DESC, e.id DESC LIMIT $4) e
   ORDER BY e.id DESC LIMIT $4)
-SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), p.public_id
+SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), e.external_id, p.public_id
 FROM page p CROSS JOIN LATERAL (
   SELECT * FROM events e WHERE e.tenant_id = p.tenant_id AND e.id = p.id AND e.id >= $2 AND e.id < $3 OFFSET 0) e
 JOIN event_types t ON t.id = e.type_id
@@ -204,7 +204,7 @@ pub async fn events(
             client.query(EVENTS_OF_TYPE, &params).await?
         }
     };
-    let owned = |row: &Row| Ok((row.try_get(6)?, events::event(row)?));
+    let owned = |row: &Row| Ok((row.try_get(7)?, events::event(row)?));
     rows.iter().map(owned).collect()
 }
 

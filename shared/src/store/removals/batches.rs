@@ -53,9 +53,9 @@ enum Batch {
     Empty,
 }
 
-/// Payloads first: nothing that is loaded after that is sent. The last two are repeated later, for what was on
-/// the wire.
-const EXPUNGE_STEPS: [(&str, Batch, i64); 9] = [
+/// Payloads first: nothing that is loaded after that is sent. The last three are repeated later, for what was on
+/// the wire, or on its way to `events_kept` by a copy of retention that had read it before.
+const EXPUNGE_STEPS: [(&str, Batch, i64); 10] = [
     (EMPTY_EVENTS, Batch::Empty, PAYLOADS),
     (EMPTY_EVENTS_KEPT, Batch::Empty, PAYLOADS),
     (CLOSE_READY, Batch::Close, NARROW),
@@ -63,6 +63,7 @@ const EXPUNGE_STEPS: [(&str, Batch, i64); 9] = [
     (CLOSE_READY_ORDERED, Batch::Close, NARROW),
     (RECLASS_DEAD_LETTERS, Batch::Reclass, NARROW),
     (EMPTY_ATTEMPTS, Batch::Empty, PAYLOADS),
+    (EMPTY_EVENTS_KEPT, Batch::Empty, PAYLOADS),
     (RECLASS_DEAD_LETTERS, Batch::Reclass, NARROW),
     (EMPTY_ATTEMPTS, Batch::Empty, PAYLOADS),
 ];
@@ -140,8 +141,8 @@ async fn remove_tenant(
     }
     let statement = match table - TENANT_STEPS.len() {
         0 => DELETE_REPLAYED,
-        1 => DELETE_ENDPOINTS,
-        2 => DELETE_REST,
+        1 => DELETE_REST,
+        2 => DELETE_ENDPOINTS,
         _ => return end_tenant(transaction, removal).await,
     };
     let row = transaction.query_one(statement, &[&tenant]).await?;

@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde_json::Value;
 use time::OffsetDateTime;
 use tokio_postgres::types::{Json, ToSql};
 use tokio_postgres::{Client, Row, Statement, Transaction};
@@ -306,7 +307,9 @@ fn hold(row: &Row, part: Part) -> Result<Held, StoreError> {
         until: row.try_get(8)?,
     };
     let (_first, before) = range(&filter, row.try_get(9)?);
-    let Json(settings): Json<EndpointSettings> = row.try_get(17)?;
+    // Not all of them: what a newer program stores is no reason to give a replay up.
+    let Json(settings): Json<Value> = row.try_get(17)?;
+    let max_in_flight = settings.get("max_in_flight").and_then(Value::as_u64);
     Ok(Held {
         part,
         tenant: TenantKey(row.try_get(0)?),
@@ -319,7 +322,9 @@ fn hold(row: &Row, part: Part) -> Result<Held, StoreError> {
         slot: Slot(row.try_get(14)?),
         state: EndpointState::try_from(row.try_get::<_, i16>(15)?)?,
         backlog_full: row.try_get(16)?,
-        max_in_flight: settings.max_in_flight,
+        max_in_flight: max_in_flight
+            .and_then(|most| u16::try_from(most).ok())
+            .unwrap_or_else(|| EndpointSettings::default().max_in_flight),
         event_types: row.try_get(18)?,
         channels: row.try_get(19)?,
         now: row.try_get(20)?,
