@@ -211,6 +211,7 @@ impl Sender {
     ) -> Result<(Connection, http::Response<Incoming>), SendError> {
         let mut message = Some(message);
         let mut ended = SendError::NotSent;
+        let mut refused = false;
         for _ in 0..MOST_TRIES {
             let waiting = if fresh {
                 None
@@ -230,12 +231,17 @@ impl Sender {
                 // A new connection that ends at once was not closed for being idle: that is a failure. Over HTTP/2
                 // it may have been recycled already (GOAWAY): hyper does not tell, so the next ones will.
                 Err(Failure::NotTaken(error)) if !used => {
-                    ended = explain::untaken(error.as_ref());
-                    if connection.line().is_none() || ended != SendError::Reset {
-                        return Err(ended);
+                    let untaken = explain::untaken(error.as_ref());
+                    if connection.line().is_none() || untaken != SendError::Reset {
+                        return Err(untaken);
+                    }
+                    if !refused {
+                        ended = untaken;
                     }
                 }
-                Err(Failure::NotTaken(_) | Failure::Refused) => ended = SendError::NotSent,
+                // What the receiver said once holds: which of its connections told it is chance.
+                Err(Failure::Refused) => (refused, ended) = (true, SendError::NotSent),
+                Err(Failure::NotTaken(_)) => ended = SendError::NotSent,
                 Err(Failure::Broken(error)) => return Err(explain::broken(&error, used)),
             }
         }
