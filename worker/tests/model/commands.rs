@@ -122,6 +122,7 @@ impl World {
             Verb::RetryNow(delivery) => {
                 process.commands.stage = CommandStage::MakingDue;
                 let now = process.clock.at(boot);
+                self.policy.asked_to_retry(command.endpoint);
                 self.commands_ask(index, Statement::MakeDue(me, delivery, now));
             }
         }

@@ -64,6 +64,8 @@ pub(crate) struct Policy {
     views: BTreeMap<EndpointKey, View>,
     /// Enablings that let a probe go early, and when it was due otherwise.
     excused: BTreeMap<EndpointKey, (OffsetDateTime, OffsetDateTime)>,
+    /// Whose owner was asked to retry a delivery now: the next probe may go before it is due.
+    asked: BTreeSet<EndpointKey>,
     /// Probes that were admitted and whose outcome is not recorded.
     probes: BTreeMap<(Uuid, Uuid, i64), Probe>,
 }
@@ -75,6 +77,10 @@ impl Policy {
     pub(crate) fn off_the_wire(&mut self, owner: Ownership, delivery: Uuid) {
         let id = (delivery, owner.incarnation.0, owner.epoch.0);
         self.probes.remove(&id);
+    }
+
+    pub(crate) fn asked_to_retry(&mut self, key: EndpointKey) {
+        self.asked.insert(key);
     }
 
     /// There was no limit, or there is none from now on: what was sent before says nothing.
@@ -203,7 +209,9 @@ impl World {
             return;
         };
         let now = self.processes[process].clock.at(self.boot_time(process));
-        let early = job.probe && now < probe_at && !self.enabled_since(key, &stored, probe_at);
+        let asked = job.probe && self.policy.asked.remove(&key);
+        let early =
+            job.probe && now < probe_at && !asked && !self.enabled_since(key, &stored, probe_at);
         if !job.probe || early {
             let what = if job.probe {
                 "too early as the probe"
