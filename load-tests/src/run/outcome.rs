@@ -203,7 +203,7 @@ impl Outcome {
         let checks = [
             (self.accepted == 0, "no event was accepted".to_owned()),
             (
-                self.throughput_per_second <= 0.0,
+                self.scenario.delivers() && self.throughput_per_second <= 0.0,
                 "nothing was received in the window".to_owned(),
             ),
             (self.lost > 0, format!("{} lost", self.lost)),

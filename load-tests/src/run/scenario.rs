@@ -312,6 +312,11 @@ impl Scenario {
         }
     }
 
+    /// Whether anything is sent: while ingest alone is measured no worker runs.
+    pub(super) const fn delivers(&self) -> bool {
+        !matches!(self.load, Load::Scripted(Script::Ingest { .. }))
+    }
+
     /// The fields of an endpoint besides its URL and its event type.
     pub(super) fn fields(&self, endpoint: usize) -> Value {
         let mut fields = self.endpoint.clone();
