@@ -11,16 +11,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use shared::domain::attempt::{Outcome, Phases};
-use shared::domain::delivery::{CloseReason, Kind};
+use shared::domain::delivery::Kind;
 use shared::ids::{DeliveryId, EventId, created_at};
 use shared::policy::backoff::UnitInterval;
 use shared::policy::classify::{Response, SendError, SendResult, Verdict};
-use shared::policy::decide::{Decision, Progress, decide};
+use shared::policy::decide::{Progress, decide};
 use shared::policy::payload::FieldPath;
 use shared::policy::redaction;
 use shared::runtime::clock::{BootTime, DatabaseClock, boot_time, wall_time};
 use shared::runtime::jitter;
-use time::OffsetDateTime;
 use tokio::sync::mpsc;
 
 use crate::job::{AttemptFacts, EventData, Job, Observed, Record};
@@ -41,13 +40,6 @@ pub struct Context {
 /// record is made: otherwise the permit would never come back.
 pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
     let started = boot_time();
-    if is_expunged(&job) {
-        return hand_over(
-            &context,
-            closed_as_expunged(*job, context.clock.at(started)),
-        )
-        .await;
-    }
     let sent = match job.row.event.clone() {
         Some(event) => {
             let sending = attempt(&context.sender, &job, &event);
@@ -65,48 +57,6 @@ pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
         sent,
         jitter::draw(),
     );
-    hand_over(&context, record).await;
-}
-
-/// An expunged payload is empty, which no JSON text is.
-fn is_expunged(job: &Job) -> bool {
-    let event = job.row.event.as_ref();
-    event.is_some_and(|event| event.payload.is_empty())
-}
-
-/// Nothing is sent of an event whose payload was expunged: the delivery is closed. A probe ends without
-/// having probed.
-fn closed_as_expunged(job: Job, now: OffsetDateTime) -> Record {
-    let row = &job.row;
-    let observed = Observed {
-        outcome: Outcome::Expired,
-        started_at: now,
-        took: Duration::ZERO,
-        timed_out: false,
-        retry_after: None,
-        exhausted: None,
-        probe: job.probe,
-        notice: row.kind == Kind::Notice,
-    };
-    Record {
-        owner: job.owner,
-        endpoint: job.endpoint.key,
-        delivery: row.id,
-        event_id: row.event_id,
-        tenant: row.tenant,
-        in_line: row.order.is_some(),
-        attempts_before: row.attempts_made,
-        attempts_charged: row.attempts_charged,
-        outcome: Outcome::Expired,
-        decision: Decision::Close(CloseReason::Expunged),
-        attempt: None,
-        note: None,
-        suspect: job.suspect,
-        observed: job.probe.then_some(observed),
-    }
-}
-
-async fn hand_over(context: &Context, record: Record) {
     if context.records.send(record).await.is_err() {
         tracing::error!(
             "the recorder has ended; an outcome is lost and its delivery will be repeated"

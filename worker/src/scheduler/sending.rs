@@ -1,7 +1,7 @@
 //! Sending: who may start a request now, what ends without one, and permits that come back.
 
 use shared::domain::attempt::Outcome;
-use shared::domain::delivery::DeadLetterClass;
+use shared::domain::delivery::{CloseReason, DeadLetterClass};
 use shared::ids::{EndpointKey, created_at};
 use shared::policy::decide::Decision;
 use uuid::Uuid;
@@ -141,14 +141,10 @@ impl Scheduler {
         self.permit_taken((owner, row.id), flight);
         let suspect = self.suspects.contains_key(&row.id);
         let effect = match turn.ends {
-            Some((outcome, class, note)) => {
-                let decision = Decision::DeadLetter(class);
-                let what = (outcome, decision, note);
-                Effect::Settle(Box::new(Record {
-                    suspect,
-                    ..settlement(owner, key, &row, what)
-                }))
-            }
+            Some(end) => Effect::Settle(Box::new(Record {
+                suspect,
+                ..settlement(owner, key, &row, end)
+            })),
             None => {
                 let gate = self.endpoints.get_mut(&key).and_then(|it| it.gate.as_mut());
                 if let Some(gate) = gate {
@@ -228,7 +224,7 @@ struct Turn {
 }
 
 /// How a delivery ends without a request.
-type End = (Outcome, DeadLetterClass, &'static str);
+type End = (Outcome, Decision, Option<&'static str>);
 
 fn expired(config: &SharedConfig, row: &LiveRow, now: Now) -> bool {
     let too_old = now.database - created_at(row.id) > config.settings.max_age();
@@ -238,26 +234,33 @@ fn expired(config: &SharedConfig, row: &LiveRow, now: Now) -> bool {
 
 /// Why a delivery ends here, if it does.
 fn end_without_sending(config: &SharedConfig, row: &LiveRow, deaths: u16, now: Now) -> Option<End> {
+    let dead = |outcome, class, note| Some((outcome, Decision::DeadLetter(class), Some(note)));
     if deaths >= DEADLY {
         let note = "in flight in three workers that died; not sent again";
-        return Some((Outcome::Internal, DeadLetterClass::Internal, note));
+        return dead(Outcome::Internal, DeadLetterClass::Internal, note);
     }
     if expired(config, row, now) {
         let note = "older than max_age_seconds or deliver_before allows";
-        return Some((Outcome::Expired, DeadLetterClass::Expired, note));
+        return dead(Outcome::Expired, DeadLetterClass::Expired, note);
     }
-    if row.event.is_none() {
+    let Some(event) = &row.event else {
         let note = "the event is gone; retention must keep what is owed";
-        return Some((Outcome::Internal, DeadLetterClass::Internal, note));
-    }
-    None
+        return dead(Outcome::Internal, DeadLetterClass::Internal, note);
+    };
+    // An expunged payload is empty, which no JSON text is.
+    let expunged = event.payload.is_empty();
+    expunged.then_some((
+        Outcome::Expired,
+        Decision::Close(CloseReason::Expunged),
+        None,
+    ))
 }
 
 fn settlement(
     owner: Ownership,
     endpoint: EndpointKey,
     row: &LiveRow,
-    (outcome, decision, note): (Outcome, Decision, &str),
+    (outcome, decision, note): End,
 ) -> Record {
     Record {
         owner,
@@ -271,7 +274,7 @@ fn settlement(
         outcome,
         decision,
         attempt: None,
-        note: Some(note.to_owned()),
+        note: note.map(str::to_owned),
         suspect: false,
         observed: None,
     }

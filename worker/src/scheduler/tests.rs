@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use shared::domain::attempt::Outcome;
-use shared::domain::delivery::{DeadLetterClass, Kind};
+use shared::domain::delivery::{CloseReason, DeadLetterClass, Kind};
 use shared::domain::endpoint::{EndpointSettings, EndpointState};
 use shared::ids::{EndpointId, Epoch, lower_bound};
 use shared::policy::decide::Decision;
@@ -622,6 +622,33 @@ fn a_delivery_without_its_event_is_our_fault() {
 
     let is_internal = |effect: &Effect| matches!(effect, Effect::Settle(record) if record.outcome == Outcome::Internal);
     assert!(effects.iter().any(is_internal), "{effects:?}");
+}
+
+#[test]
+fn what_was_expunged_is_closed_without_a_request_and_is_no_probe() {
+    let mut bench = Bench::new();
+    let mut expunged = row(id(1));
+    let event = EventData {
+        event_type: "order.created".to_owned(),
+        payload: Bytes::new(),
+        deliver_before: None,
+    };
+    expunged.event = Some(Arc::new(event));
+
+    let effects = bench.load(vec![expunged, row(id(2))]);
+
+    let settled = effects.iter().filter_map(|effect| match effect {
+        Effect::Settle(record) => Some((
+            record.delivery,
+            record.decision,
+            record.attempt.is_none(),
+            record.observed,
+        )),
+        _ => None,
+    });
+    let closed = Decision::Close(CloseReason::Expunged);
+    assert_eq!(settled.collect::<Vec<_>>(), [(id(1), closed, true, None)]);
+    assert_eq!(sent(&effects), [id(2)]);
 }
 
 // ## Closing
