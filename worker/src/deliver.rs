@@ -80,8 +80,7 @@ fn request(job: &Job, event: &EventData) -> Result<OutboundRequest, SendError> {
     let target = &job.endpoint.target;
     let (shape, own) = target.destination()?;
     let (event_id, delivery_id) = (EventId(job.row.event_id), DeliveryId(job.row.id));
-    let ids = (&*event_id.to_string(), &*delivery_id.to_string());
-    let shaped = shape.shape(&event.payload, (ids.0, &event.event_type, ids.1))?;
+    let shaped = shape.shape(&event.payload, (event_id, &event.event_type, delivery_id))?;
     let stamp = Stamp {
         event_id,
         event_type: &event.event_type,

@@ -178,7 +178,9 @@ pub type SharedConfig = Arc<EndpointConfig>;
 
 #[cfg(test)]
 mod tests {
+    use shared::ids::{DeliveryId, EventId};
     use shared::policy::address::UrlError;
+    use uuid::Uuid;
 
     use super::*;
 
@@ -187,7 +189,8 @@ mod tests {
         let rules = (&EndpointSettings::default(), https_only);
         let target = Target::new(url, &headers, SigningKeys::default(), rules);
         let (shape, _headers) = target.destination()?;
-        let shaped = shape.shape(&bytes::Bytes::new(), ("", "", ""))?;
+        let ids = (EventId(Uuid::nil()), "", DeliveryId(Uuid::nil()));
+        let shaped = shape.shape(&bytes::Bytes::new(), ids)?;
         Ok(shaped.url.as_str().to_owned())
     }
 

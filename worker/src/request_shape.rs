@@ -11,6 +11,7 @@ use http::Method;
 use http::header::HeaderValue;
 use shared::domain::endpoint::EndpointSettings;
 use shared::domain::postback::{EndpointKind, OnMissingField, RequestMethod};
+use shared::ids::{DeliveryId, EventId};
 use shared::policy::address::{UrlError, parse_endpoint_url};
 use shared::policy::classify::SendError;
 use shared::policy::postback::{Template, TemplateError, UrlTemplate, Values};
@@ -83,7 +84,7 @@ impl RequestShape {
     pub fn shape<'s>(
         &'s self,
         payload: &Bytes,
-        (event_id, event_type, delivery_id): (&str, &str, &str),
+        (event_id, event_type, delivery_id): (EventId, &str, DeliveryId),
     ) -> Result<Shaped<'s>, SendError> {
         let method = self.method.clone();
         let (url, template, missing_is_empty) = match &self.content {
@@ -101,11 +102,12 @@ impl RequestShape {
                 missing_is_empty,
             } => (url, template.as_ref(), *missing_is_empty),
         };
+        let (event_id, delivery_id) = (event_id.to_string(), delivery_id.to_string());
         let values = Values {
             payload,
-            event_id,
+            event_id: &event_id,
             event_type,
-            delivery_id,
+            delivery_id: &delivery_id,
             missing_is_empty,
         };
         let in_query = method == Method::GET;
@@ -153,6 +155,8 @@ fn not_legal(error: TemplateError) -> SendError {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
 
     fn settings(method: RequestMethod, template: Option<&str>) -> EndpointSettings {
@@ -168,7 +172,7 @@ mod tests {
         let shape = RequestShape::of("http://t.example/pb?c={c}", settings, false);
         let shape = shape.unwrap_or_else(|error| panic!("{error}"));
         let payload = Bytes::from_static(br#"{"c":"a b","p":1.50}"#);
-        let ids = ("evt_1", "conversion", "dlv_1");
+        let ids = (EventId(Uuid::nil()), "conversion", DeliveryId(Uuid::nil()));
         let shaped = shape.shape(&payload, ids);
         let shaped = shaped.unwrap_or_else(|error| panic!("{error}"));
         let url = shaped.url.as_str().to_owned();
@@ -186,13 +190,18 @@ mod tests {
         );
         assert_eq!(
             shaped(&settings(RequestMethod::Get, template)),
-            (Method::GET, url("&p=1.50&e=evt_1"), nothing.clone(), None)
+            (
+                Method::GET,
+                url("&p=1.50&e=evt_00000000000000000000000000"),
+                nothing.clone(),
+                None
+            )
         );
         for (method, expected) in [
             (RequestMethod::Post, Method::POST),
             (RequestMethod::Put, Method::PUT),
         ] {
-            let form = Bytes::from_static(b"p=1.50&e=evt_1");
+            let form = Bytes::from_static(b"p=1.50&e=evt_00000000000000000000000000");
             assert_eq!(
                 shaped(&settings(method, template)),
                 (expected.clone(), url(""), form, Some(FORM))
