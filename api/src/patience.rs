@@ -3,8 +3,9 @@
 //! A request that reads is tried again, whole, while the database is away and its deadline has not passed:
 //! the connection that it had may have died under it. One that changes something is not, because nobody
 //! knows what it has changed already; it waits for a connection ([`crate::connections`]), and fails if that
-//! dies in the middle. Whatever is not answered by its deadline is answered 503. An event has a deadline of its
-//! own in the queue ([`crate::ingest`]), so it passes here without a timer.
+//! dies in the middle. Whatever is not answered by its deadline is answered 503. The POSTs of some paths have a
+//! deadline of their own, and pass here without a timer: an event has it in the queue ([`crate::ingest`]), a test
+//! waits for its receiver, for no longer than an attempt may take.
 
 use std::time::Duration;
 
@@ -24,7 +25,18 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What a request may take beyond the wait for the database: its key may have to be looked up first.
 const MARGIN: Duration = Duration::from_secs(2);
 
-/// Middleware of each path.
+/// Middleware of paths whose POSTs have a deadline of their own.
+pub(crate) async fn wait_unless_posted<B: MessageBody>(
+    request: ServiceRequest,
+    next: Next<B>,
+) -> Result<ServiceResponse<EitherBody<B>>, actix_web::Error> {
+    if request.method() == Method::POST {
+        return Ok(next.call(request).await?.map_into_left_body());
+    }
+    wait(request, next).await
+}
+
+/// Middleware of every other path.
 pub(crate) async fn wait<B: MessageBody>(
     request: ServiceRequest,
     next: Next<B>,
@@ -32,11 +44,7 @@ pub(crate) async fn wait<B: MessageBody>(
     let deadline = request
         .app_data::<actix_web::web::Data<State>>()
         .map(|state| state.config.deadline);
-    let is_event = request.method() == Method::POST && request.path().starts_with("/v1/events");
-    // It waits for its receiver, for no longer than an attempt may take.
-    let path = request.path();
-    let is_test = path.starts_with("/v1/endpoints/") && path.ends_with("/test");
-    let Some(deadline) = deadline.filter(|_| !is_event && !is_test) else {
+    let Some(deadline) = deadline else {
         return Ok(next.call(request).await?.map_into_left_body());
     };
     let (request, payload) = request.into_parts();

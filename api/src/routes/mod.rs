@@ -28,8 +28,6 @@ mod template_fields;
 
 use std::sync::Arc;
 
-use actix_web::body::MessageBody;
-use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
 use actix_web::http::{Method, StatusCode, header};
 use actix_web::middleware::from_fn;
 use actix_web::web::{self, ServiceConfig};
@@ -73,17 +71,37 @@ impl State {
 /// Handlers take the request apart themselves: every refusal is a problem of ours.
 type App = web::Data<State>;
 
+/// What a kind of path does besides its handlers.
+macro_rules! kind {
+    // Its POSTs happen once when they have an `Idempotency-Key`.
+    (path $resource:expr) => {
+        $resource
+            .wrap(from_fn(patience::wait))
+            .wrap(from_fn(idempotency::once))
+    };
+    // The same where a POST has a deadline of its own.
+    (slow_path $resource:expr) => {
+        $resource
+            .wrap(from_fn(patience::wait_unless_posted))
+            .wrap(from_fn(idempotency::once))
+    };
+    // Events see to both themselves.
+    (event_path $resource:expr) => {
+        $resource.wrap(from_fn(patience::wait_unless_posted))
+    };
+}
+
 /// The one table of routes: paths and handlers for the server, and operations for the document. A handler
 /// without a `utoipa::path` does not compile here, and one whose annotation says something else fails a test.
 macro_rules! routes {
     ($($how:ident $path:literal: $first:ident $($handler:ident)::+ $(, $method:ident $($other:ident)::+)*;)+) => {
         /// Every path there is.
         pub(crate) fn configure(app: &mut ServiceConfig) {
-            $(app.service(
-                $how($path, concat!(stringify!($first) $(, ", ", stringify!($method))*))
+            $(app.service(kind!($how
+                resource($path, concat!(stringify!($first) $(, ", ", stringify!($method))*))
                     .route(web::method(Method::$first).to($($handler)::+))
-                    $(.route(web::method(Method::$method).to($($other)::+)))*,
-            );)+
+                    $(.route(web::method(Method::$method).to($($other)::+)))*
+            ));)+
             app.default_service(web::route().to(nothing_here));
         }
 
@@ -100,8 +118,8 @@ macro_rules! routes {
 }
 
 routes! {
-    bare_path "/v1/events": GET events::list, POST events::publish;
-    bare_path "/v1/events/batch": POST event_batch::publish;
+    event_path "/v1/events": GET events::list, POST events::publish;
+    event_path "/v1/events/batch": POST event_batch::publish;
     path "/v1/events/{id}": GET events::show;
     path "/v1/events/{id}/payload": GET events::payload, DELETE removals::expunge_event;
     path "/v1/events/{id}/deliveries": GET events::deliveries;
@@ -117,7 +135,7 @@ routes! {
     path "/v1/endpoints/{id}/health": GET endpoint_health::show;
     path "/v1/endpoints/{id}/enable": POST endpoints::enable;
     path "/v1/endpoints/{id}/disable": POST endpoints::disable;
-    path "/v1/endpoints/{id}/test": POST endpoint_test::send;
+    slow_path "/v1/endpoints/{id}/test": POST endpoint_test::send;
     path "/v1/endpoints/{id}/replay": POST replays::of_endpoint;
     path "/v1/dead-letters": GET dead_letters::list;
     path "/v1/dead-letters/analysis": GET dead_letters::analysis;
@@ -154,42 +172,10 @@ routes! {
     path "/health/ready": GET health::ready;
 }
 
-/// A path whose POSTs happen once when they have an `Idempotency-Key`.
-fn path(
-    pattern: &str,
-    allow: &'static str,
-) -> Resource<
-    impl ServiceFactory<
-        ServiceRequest,
-        Config = (),
-        Response = ServiceResponse<impl MessageBody + use<>>,
-        Error = actix_web::Error,
-        InitError = (),
-    > + use<>,
-> {
-    bare_path(pattern, allow).wrap(from_fn(idempotency::once))
-}
-
-/// The same for events, which see to it themselves: it answers other methods with 405 and what it does allow,
-/// and waits for the database.
-fn bare_path(
-    pattern: &str,
-    allow: &'static str,
-) -> Resource<
-    impl ServiceFactory<
-        ServiceRequest,
-        Config = (),
-        Response = ServiceResponse<impl MessageBody + use<>>,
-        Error = actix_web::Error,
-        InitError = (),
-    > + use<>,
-> {
-    web::resource(pattern)
-        .wrap(from_fn(patience::wait))
-        .default_service(
-            web::route()
-                .to(move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) }),
-        )
+/// A path: other methods are answered 405 with what it does allow.
+fn resource(pattern: &str, allow: &'static str) -> Resource {
+    let not_allowed = move || async move { Err::<HttpResponse, _>(ApiError::not_allowed(allow)) };
+    web::resource(pattern).default_service(web::route().to(not_allowed))
 }
 
 async fn nothing_here() -> Result<HttpResponse, ApiError> {
