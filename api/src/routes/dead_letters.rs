@@ -8,11 +8,10 @@ use shared::domain::delivery::{DeadLetterClass, Kind as DeliveryKind};
 use shared::ids::{DeliveryId, EndpointId, EventId, created_at};
 use shared::policy::dead_letters::{Pattern, advice, pattern};
 use shared::store::dead_letters::{self as store, DeadLetter, Filter, Group, MOST_ENDPOINTS};
-use shared::store::endpoints;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{App, json as reply, path_id};
+use super::{App, endpoints, json as reply, path_id};
 use crate::auth::Scope;
 use crate::instant::Instant;
 use crate::openapi::refused::{self, Refused};
@@ -59,10 +58,7 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
     let client = app.client().await?;
     let endpoint = match endpoint {
         None => None,
-        Some(id) => {
-            let found = endpoints::key(&**client, tenant, id.0).await?;
-            Some(found.ok_or_else(|| ApiError::not_found("endpoint"))?)
-        }
+        Some(id) => Some(endpoints::key(&**client, tenant, id).await?),
     };
     let filter = Filter {
         range,

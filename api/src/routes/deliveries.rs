@@ -4,19 +4,17 @@ use std::collections::HashMap;
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse};
-use deadpool_postgres::Transaction;
 use shared::domain::delivery::Status;
 use shared::ids::{DeliveryId, EndpointId, TenantKey};
 use shared::store::attempts::{self as attempt_store, Attempt as StoredAttempt};
 use shared::store::deliveries::{self as store, Delivery as Stored, Filter};
 use shared::store::events::IdRange;
 use shared::store::replays::{self, Retried};
-use shared::store::{endpoints, events, notify};
-use tokio_postgres::IsolationLevel;
+use shared::store::{Transaction, events, notify, snapshot};
 use uuid::Uuid;
 
 use super::delivery_document::{Attempt, Delivery};
-use super::{App, json as reply, organization_lists, path_id};
+use super::{App, endpoints, json as reply, organization_lists, path_id};
 use crate::auth::{Readers, Scope};
 use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
@@ -63,27 +61,17 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
     let range = query.id_range(page.before)?;
     let mut client = app.client().await?;
     // One snapshot for the page and its rows: a delivery that moves meanwhile is shown as found.
-    let snapshot = client
-        .build_transaction()
-        .isolation_level(IsolationLevel::RepeatableRead)
-        .read_only(true)
-        .start()
-        .await?;
+    let snapshot = snapshot(&mut client).await?;
     let endpoint = match endpoint {
         None => None,
-        Some(id) => Some(
-            endpoints::key(&*snapshot, tenant, id.0)
-                .await?
-                .ok_or_else(|| ApiError::not_found("endpoint"))?
-                .0,
-        ),
+        Some(id) => Some(endpoints::key(&snapshot, tenant, id).await?.0),
     };
     let which = (tenant, endpoint, status);
     let (rows, next) = match query.get("event_type") {
         None => {
             let mut ids = ids(&snapshot, which, range, page.fetch()).await?;
             let next = page.cut(&mut ids, |id| *id);
-            (store::by_ids(&*snapshot, tenant, &ids).await?, next)
+            (store::by_ids(&snapshot, tenant, &ids).await?, next)
         }
         Some(name) => of_type(&snapshot, which, (&page, range), name).await?,
     };
@@ -107,7 +95,7 @@ async fn ids(
         endpoint,
         status,
     };
-    Ok(store::page(&**snapshot, tenant, filter, limit).await?)
+    Ok(store::page(snapshot, tenant, filter, limit).await?)
 }
 
 /// Those of events of one type: no index has it.
@@ -120,9 +108,9 @@ async fn of_type(
     let (tenant, ..) = which;
     let read = async |range, limit| {
         let ids = ids(snapshot, which, range, limit).await?;
-        let rows = store::by_ids(&**snapshot, tenant, &ids).await?;
+        let rows = store::by_ids(snapshot, tenant, &ids).await?;
         let events: Vec<Uuid> = rows.iter().map(|row| row.event).collect();
-        let types = events::types(&**snapshot, tenant, &events).await?;
+        let types = events::types(snapshot, tenant, &events).await?;
         let mut rows: HashMap<Uuid, Stored> = rows
             .into_iter()
             .filter(|row| types.get(&row.event).is_some_and(|it| it == name))

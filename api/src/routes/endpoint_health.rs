@@ -9,7 +9,7 @@ use shared::store::endpoint_health::{self as store, Health};
 use time::OffsetDateTime;
 use utoipa::ToSchema;
 
-use super::{App, json as reply, path_id};
+use super::{App, endpoints, json as reply, path_id};
 use crate::auth::Scope;
 use crate::instant::Instant;
 use crate::openapi::refused::{self, Refused};
@@ -39,7 +39,7 @@ pub(crate) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
     let client = app.client().await?;
     let found = store::find(&client, tenant, id.0).await?;
     drop(client);
-    let health = found.ok_or_else(|| ApiError::not_found("endpoint"))?;
+    let health = found.ok_or_else(endpoints::missing)?;
     reply(
         StatusCode::OK,
         &EndpointHealth::new(&health, app.clock.now()),

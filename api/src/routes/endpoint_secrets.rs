@@ -28,6 +28,7 @@ use uuid::Uuid;
 use super::endpoints::{locked, to_change};
 use super::{App, State, json as reply};
 use crate::audit;
+use crate::auth::Caller;
 use crate::instant::Instant;
 use crate::json::{self, Fields};
 use crate::openapi::refused::{self, Refused};
@@ -154,15 +155,11 @@ pub(super) async fn rotate(
         Rotated::Done { last_end } => last_end,
         Rotated::TooMany => return Err(too_many()),
     };
-    endpoints::raise(&transaction, tenant, &endpoint).await?;
-    let object = Object::new("endpoint", id.0);
-    let action = "endpoint.secret_rotated";
-    audit::record(
-        &*transaction,
+    changed(
+        &transaction,
         (&request, caller),
-        action,
-        object,
-        &["secret"],
+        &endpoint,
+        "endpoint.secret_rotated",
     )
     .await?;
     transaction.commit().await?;
@@ -234,6 +231,26 @@ struct JsonWebKey {
     x: String,
 }
 
+/// Tells workers and the audit log that an endpoint's secrets are others, in the transaction that changes them.
+async fn changed(
+    transaction: &Transaction<'_>,
+    (request, caller): (&HttpRequest, Caller),
+    endpoint: &Endpoint,
+    action: &'static str,
+) -> Result<(), ApiError> {
+    endpoints::raise(transaction, caller.tenant, endpoint).await?;
+    let object = Object::new("endpoint", endpoint.id);
+    audit::record(
+        &**transaction,
+        (request, caller),
+        action,
+        object,
+        &["secret"],
+    )
+    .await?;
+    Ok(())
+}
+
 fn too_many() -> ApiError {
     let detail = format!(
         "{MAX_LIVE} secrets are live: end those before the current one with \
@@ -263,15 +280,11 @@ pub(super) async fn revoke(app: App, request: HttpRequest) -> Result<HttpRespons
     let endpoint = locked(&transaction, tenant, id.0).await?;
     let revoked = store::revoke(&transaction, endpoint.key).await?;
     if revoked > 0 {
-        endpoints::raise(&transaction, tenant, &endpoint).await?;
-        let object = Object::new("endpoint", id.0);
-        let action = "endpoint.secrets_revoked";
-        audit::record(
-            &*transaction,
+        changed(
+            &transaction,
             (&request, caller),
-            action,
-            object,
-            &["secret"],
+            &endpoint,
+            "endpoint.secrets_revoked",
         )
         .await?;
     }

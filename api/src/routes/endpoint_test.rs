@@ -109,7 +109,7 @@ pub(super) async fn send(
     })?;
     let mut client = app.client().await?;
     let found = endpoint_store::find(&**client, caller.tenant, id.0).await?;
-    let endpoint = found.ok_or_else(|| ApiError::not_found("endpoint"))?;
+    let endpoint = found.ok_or_else(endpoints::missing)?;
     if endpoint.draft.state != EndpointState::Enabled {
         let detail = "the endpoint is disabled, and nothing is sent to it; enable it first";
         return Err(ApiError::new(Kind::Conflict, detail));

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use shared::domain::audit::Object;
 use shared::domain::endpoint::EndpointState;
-use shared::ids::{EndpointId, SLOT_COUNT, Slot, TenantKey, new_v7};
+use shared::ids::{EndpointId, EndpointKey, SLOT_COUNT, Slot, TenantKey, new_v7};
 use shared::runtime::jitter;
 use shared::store::endpoint_secrets::{self as secret_store, About};
 use shared::store::endpoints::{self as store, Endpoint, EndpointDraft};
@@ -426,6 +426,15 @@ fn patch(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-fn missing() -> ApiError {
+/// The key of the endpoint that a filter names, deleted ones included.
+pub(super) async fn key(
+    client: &impl GenericClient,
+    tenant: TenantKey,
+    id: EndpointId,
+) -> Result<EndpointKey, ApiError> {
+    store::key(client, tenant, id.0).await?.ok_or_else(missing)
+}
+
+pub(super) fn missing() -> ApiError {
     ApiError::not_found("endpoint")
 }

@@ -55,11 +55,11 @@ pub(super) async fn endpoints(
     let mut rows = store::endpoints(&snapshot, organization, page.before, page.fetch()).await?;
     snapshot.commit().await?;
     let next = page.cut(&mut rows, |(_, row)| row.id);
-    let plain: Vec<_> = rows.iter().map(|(_, row)| row.clone()).collect();
-    let documents = endpoints::documents(app, &**client, &plain).await?;
+    let (tenants, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+    let documents = endpoints::documents(app, &**client, &rows).await?;
     drop(client);
-    let tenants = rows.into_iter().map(|(tenant, _)| tenant);
     let data = tenants
+        .into_iter()
         .zip(documents)
         .map(|(tenant, row)| of_tenant(tenant, row));
     reply(StatusCode::OK, &List::new(data.collect(), next))

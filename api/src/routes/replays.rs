@@ -9,12 +9,12 @@ use shared::domain::endpoint::EndpointState;
 use shared::domain::replay::{NotReplayable, ReplayFilter, ReplayStatus};
 use shared::ids::{DeliveryId, EndpointId, EndpointKey, EventId, ReplayId, TenantKey, new_v7};
 use shared::policy::replay::{DEFAULT_PER_SECOND, LEAST_PER_SECOND, MOST_PER_SECOND};
+use shared::store::endpoints::{self as endpoint_store, Endpoint};
 use shared::store::replays::{self as store, Ask, Created, Replay};
-use shared::store::{endpoints, endpoints::Endpoint};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{App, json as reply, path_id};
+use super::{App, endpoints, json as reply, path_id};
 use crate::auth::Scope;
 use crate::instant::Instant;
 use crate::json::{Fields, MOST_BYTES};
@@ -63,9 +63,9 @@ pub(super) async fn of_endpoint(
     let per_second = rate(&mut fields);
     fields.finish()?;
     let client = app.client().await?;
-    let found = endpoints::find(&**client, tenant, id.0).await?;
+    let found = endpoint_store::find(&**client, tenant, id.0).await?;
     drop(client);
-    let endpoint: Endpoint = found.ok_or_else(|| ApiError::not_found("endpoint"))?;
+    let endpoint: Endpoint = found.ok_or_else(endpoints::missing)?;
     if endpoint.draft.state != EndpointState::Enabled {
         return Err(not_replayable(NotReplayable::EndpointDisabled));
     }
@@ -106,8 +106,7 @@ pub(super) async fn of_dead_letters(
         None => None,
         Some(id) => {
             let client = app.client().await?;
-            let found = endpoints::key(&**client, tenant, id.0).await?;
-            Some(found.ok_or_else(|| ApiError::not_found("endpoint"))?)
+            Some(endpoints::key(&**client, tenant, id).await?)
         }
     };
     start(&app, tenant, key, filter, per_second).await

@@ -19,32 +19,33 @@ const RECORD: &str = "
 INSERT INTO audit_log (id, tenant_id, organization_id, actor, key_id, key_hint, action, object_type, object_id, changed, request_id)
 VALUES ($1, $2, coalesce($3, (SELECT organization_id FROM tenants WHERE id = $2)), $4, $5, $6, $7, $8, $9, $10, $11)";
 
-/// Newest first, ids from $3 (included) to $4 (excluded). Walks `audit_log_tenant`, `audit_log_organization` or the
-/// primary key backwards; the other filters are on that walk.
-const PAGE_OF_TENANT: &str = "
+/// A page of the rows that `$which` names: newest first, as many as `$limit`.
+macro_rules! page {
+    ($which:literal, $limit:literal) => {
+        concat!(
+            "
 SELECT a.id, a.actor, a.key_id, a.key_hint, a.action, a.object_type, a.object_id, a.changed, a.request_id, t.public_id, o.public_id
-FROM (
-  SELECT * FROM audit_log WHERE tenant_id = $1 AND id >= $2 AND id < $3
-    AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)
-  ORDER BY id DESC LIMIT $4) a
+FROM (SELECT * FROM audit_log WHERE ", $which, " ORDER BY id DESC LIMIT ", $limit, ") a
 LEFT JOIN tenants t ON t.id = a.tenant_id LEFT JOIN organizations o ON o.id = a.organization_id
-ORDER BY a.id DESC";
-const PAGE_OF_ORGANIZATION: &str = "
-SELECT a.id, a.actor, a.key_id, a.key_hint, a.action, a.object_type, a.object_id, a.changed, a.request_id, t.public_id, o.public_id
-FROM (
-  SELECT * FROM audit_log WHERE organization_id = $1 AND id >= $2 AND id < $3
-    AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)
-  ORDER BY id DESC LIMIT $4) a
-LEFT JOIN tenants t ON t.id = a.tenant_id LEFT JOIN organizations o ON o.id = a.organization_id
-ORDER BY a.id DESC";
-const PAGE_OF_ALL: &str = "
-SELECT a.id, a.actor, a.key_id, a.key_hint, a.action, a.object_type, a.object_id, a.changed, a.request_id, t.public_id, o.public_id
-FROM (
-  SELECT * FROM audit_log WHERE id >= $1 AND id < $2
-    AND ($4::text IS NULL OR action = $4) AND ($5::uuid IS NULL OR object_id = $5)
-  ORDER BY id DESC LIMIT $3) a
-LEFT JOIN tenants t ON t.id = a.tenant_id LEFT JOIN organizations o ON o.id = a.organization_id
-ORDER BY a.id DESC";
+ORDER BY a.id DESC"
+        )
+    };
+}
+
+/// Walk `audit_log_tenant`, `audit_log_organization` or the primary key backwards, ids from the first (included) to the
+/// second (excluded); the other filters are on that walk.
+const PAGE_OF_TENANT: &str = page!(
+    "tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)",
+    "$4"
+);
+const PAGE_OF_ORGANIZATION: &str = page!(
+    "organization_id = $1 AND id >= $2 AND id < $3 AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)",
+    "$4"
+);
+const PAGE_OF_ALL: &str = page!(
+    "id >= $1 AND id < $2 AND ($4::text IS NULL OR action = $4) AND ($5::uuid IS NULL OR object_id = $5)",
+    "$3"
+);
 
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[

@@ -49,6 +49,18 @@ pub use error::StoreError;
 pub use pool::{Database, Role, Session};
 pub use tokio_postgres::Transaction;
 
+/// One snapshot for several statements that read: a delivery that moves meanwhile is found where it was.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn snapshot(client: &mut tokio_postgres::Client) -> Result<Transaction<'_>, StoreError> {
+    let reading = client
+        .build_transaction()
+        .isolation_level(tokio_postgres::IsolationLevel::RepeatableRead)
+        .read_only(true);
+    Ok(reading.start().await?)
+}
+
 /// Every statement of the store, by name.
 pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
     [

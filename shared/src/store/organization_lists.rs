@@ -11,7 +11,7 @@
 //! - S3: tenants come from `tenants.organization_id`, and every row from one of them.
 
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, GenericClient, IsolationLevel, Row, Transaction};
+use tokio_postgres::{Client, GenericClient, Row, Transaction};
 use uuid::Uuid;
 
 use super::StoreError;
@@ -30,12 +30,7 @@ const BY_INDEX: &str = "SET LOCAL enable_seqscan = off";
 /// # Errors
 /// Any [`StoreError`].
 pub async fn snapshot(client: &mut Client) -> Result<Transaction<'_>, StoreError> {
-    let snapshot = client
-        .build_transaction()
-        .isolation_level(IsolationLevel::RepeatableRead)
-        .read_only(true)
-        .start()
-        .await?;
+    let snapshot = super::snapshot(client).await?;
     snapshot.batch_execute(BY_INDEX).await?;
     Ok(snapshot)
 }
@@ -58,8 +53,23 @@ FROM start CROSS JOIN heads h CROSS JOIN LATERAL (
   ORDER BY e.tenant_id DESC, e.id DESC LIMIT $3) e
 ORDER BY e.id DESC LIMIT $3";
 
+/// The events of the `page` that `$with` makes.
+macro_rules! events {
+    ($with:literal) => {
+        concat!(
+            $with,
+            "SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), e.external_id, p.public_id
+FROM page p CROSS JOIN LATERAL (
+  SELECT * FROM events e WHERE e.tenant_id = p.tenant_id AND e.id = p.id AND e.id >= $2 AND e.id < $3 OFFSET 0) e
+JOIN event_types t ON t.id = e.type_id
+ORDER BY e.id DESC"
+        )
+    };
+}
+
 /// Uses `tenants_organization`, then `events_pkey` of the range's partition per tenant.
-const EVENTS: &str = "
+const EVENTS: &str = events!(
+    "
 WITH heads AS MATERIALIZED (
   SELECT t.id AS tenant_id, t.public_id, h.id FROM tenants t CROSS JOIN LATERAL (
     SELECT e.id FROM events e WHERE e.tenant_id = t.id AND e.id >= $2 AND e.id < $3
@@ -70,14 +80,12 @@ page AS MATERIALIZED (
     SELECT e.id FROM events e WHERE e.tenant_id = h.tenant_id AND e.id >= $2 AND e.id < $3
     ORDER BY e.tenant_id DESC, e.id DESC LIMIT $4) e
   ORDER BY e.id DESC LIMIT $4)
-SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), e.external_id, p.public_id
-FROM page p CROSS JOIN LATERAL (
-  SELECT * FROM events e WHERE e.tenant_id = p.tenant_id AND e.id = p.id AND e.id >= $2 AND e.id < $3 OFFSET 0) e
-JOIN event_types t ON t.id = e.type_id
-ORDER BY e.id DESC";
+"
+);
 
 /// The same for one type. Uses `event_types_tenant_id_name_key` and `events_type` per tenant.
-const EVENTS_OF_TYPE: &str = "
+const EVENTS_OF_TYPE: &str = events!(
+    "
 WITH heads AS MATERIALIZED (
   SELECT t.id AS tenant_id, t.public_id, ty.id AS type_id, h.id FROM tenants t
   JOIN event_types ty ON ty.tenant_id = t.id AND ty.name = $5 CROSS JOIN LATERAL (
@@ -89,11 +97,8 @@ page AS MATERIALIZED (
     SELECT e.id FROM events e WHERE e.tenant_id = h.tenant_id AND e.type_id = h.type_id AND e.id >= $2 AND e.id < $3
     ORDER BY e.tenant_id DESC, e.type_id DESC, e.id DESC LIMIT $4) e
   ORDER BY e.id DESC LIMIT $4)
-SELECT e.id, t.name, e.channels, e.deliver_before, octet_length(e.payload), cardinality(e.fan_delivery), e.external_id, p.public_id
-FROM page p CROSS JOIN LATERAL (
-  SELECT * FROM events e WHERE e.tenant_id = p.tenant_id AND e.id = p.id AND e.id >= $2 AND e.id < $3 OFFSET 0) e
-JOIN event_types t ON t.id = e.type_id
-ORDER BY e.id DESC";
+"
+);
 
 /// Ids of deliveries, of all states or ($5) of one but `in_flight`. Per tenant the newest of each table, by the
 /// `…_by_id` indexes and primary keys; tables of other states are not looked at (one-time filters).

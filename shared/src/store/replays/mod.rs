@@ -270,6 +270,19 @@ fn statuses(codes: Vec<i16>) -> Result<Vec<Status>, StoreError> {
     Ok(codes.collect::<Result<_, _>>()?)
 }
 
+/// What a replay looks for: columns 2 to 8 of every statement that reads it.
+fn filter(row: &Row) -> Result<ReplayFilter, StoreError> {
+    Ok(ReplayFilter {
+        statuses: statuses(row.try_get(2)?)?,
+        missing: row.try_get(3)?,
+        classes: walk::classes(row.try_get(4)?)?,
+        event_type: row.try_get(5)?,
+        deliveries: row.try_get::<_, Option<_>>(6)?.unwrap_or_default(),
+        since: row.try_get(7)?,
+        until: row.try_get(8)?,
+    })
+}
+
 fn read(row: &Row) -> Result<Replay, StoreError> {
     let reasons: Vec<i16> = row.try_get(18)?;
     let counts: Vec<i64> = row.try_get(19)?;
@@ -282,15 +295,7 @@ fn read(row: &Row) -> Result<Replay, StoreError> {
     Ok(Replay {
         id: row.try_get(0)?,
         endpoint: row.try_get(1)?,
-        filter: ReplayFilter {
-            statuses: statuses(row.try_get(2)?)?,
-            missing: row.try_get(3)?,
-            classes: walk::classes(row.try_get(4)?)?,
-            event_type: row.try_get(5)?,
-            deliveries: row.try_get::<_, Option<_>>(6)?.unwrap_or_default(),
-            since: row.try_get(7)?,
-            until: row.try_get(8)?,
-        },
+        filter: filter(row)?,
         per_second: row.try_get(9)?,
         status: ReplayStatus::try_from(row.try_get::<_, i16>(10)?)?,
         total: row.try_get(11)?,

@@ -23,7 +23,7 @@ use uuid::Uuid;
 
 use super::again::{Again, Whose, hold_floor, make, not_taken, prepare};
 use super::walk::{self, Found, Stretch, Walk, Walks};
-use super::{range, statuses};
+use super::{filter, range};
 use crate::domain::delivery::CloseReason;
 use crate::domain::endpoint::{EndpointSettings, EndpointState};
 use crate::domain::replay::{NotReplayable, ReplayFilter, ReplayStatus};
@@ -297,15 +297,7 @@ pub async fn turn(
 }
 
 fn hold(row: &Row, part: Part) -> Result<Held, StoreError> {
-    let filter = ReplayFilter {
-        statuses: statuses(row.try_get(2)?)?,
-        missing: row.try_get(3)?,
-        classes: walk::classes(row.try_get(4)?)?,
-        event_type: row.try_get(5)?,
-        deliveries: row.try_get::<_, Option<_>>(6)?.unwrap_or_default(),
-        since: row.try_get(7)?,
-        until: row.try_get(8)?,
-    };
+    let filter = filter(row)?;
     let (_first, before) = range(&filter, row.try_get(9)?);
     // Not all of them: what a newer program stores is no reason to give a replay up.
     let Json(settings): Json<Value> = row.try_get(17)?;
