@@ -33,4 +33,4 @@ pub mod tenure;
 pub mod transitions;
 
 pub use config::Config;
-pub use startup::{Running, start};
+pub use startup::{CONNECTIONS, Running, start};

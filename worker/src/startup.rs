@@ -22,7 +22,7 @@ use crate::commands::Commands;
 use crate::config::Config;
 use crate::deliver::Context;
 use crate::engine::Engine;
-use crate::jobs::Jobs;
+use crate::jobs::{JOBS, Jobs};
 use crate::lease::{Lease, Ownerships};
 use crate::listener::Listener;
 use crate::loader::{Loader, Question};
@@ -49,6 +49,9 @@ const OTHER_FILES: usize = 128;
 /// where open files allow: one host can serve thousands of endpoints (a gateway, an automation service), and
 /// a connection that was needed at once is needed again; opening one costs more than a request.
 const SHARES: usize = 4;
+/// Connections to the database of one worker, whatever is on the wire (D7): two loaders, recorder,
+/// transitions, lease, listener, commands, and the jobs. A suspect has one more while its death is charged.
+pub const CONNECTIONS: usize = 7 + JOBS;
 /// What the other tasks get to end after the drain.
 const STOP_GRACE: Duration = Duration::from_secs(3);
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use shared::testing::{TestDatabase, eventually};
+use worker::CONNECTIONS;
 
 use crate::process::PATIENCE;
 use crate::receiver::Answer;
@@ -13,9 +14,8 @@ use crate::world::World;
 const SLOW: Duration = Duration::from_secs(5);
 const ENDPOINTS: usize = 8;
 const EACH: usize = 8;
-/// Loader, scanner, recorder, lease, listener, commands, and one to spare for the jobs: as many, whatever
-/// is on the wire.
-const CONNECTIONS: i64 = 8;
+/// What a worker's parts have open; its maintenance has a name of its own, which these tests use as well.
+const OURS: &str = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'postrider-worker'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn d7_requests_on_the_wire_hold_no_connection_and_no_transaction() {
@@ -36,10 +36,13 @@ async fn d7_requests_on_the_wire_hold_no_connection_and_no_transaction() {
         (world.receiver.open(|_| true) == ENDPOINTS * EACH).then_some(())
     })
     .await;
-    let ours = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = 'postrider-worker'";
-    let connections = world.count(&format!("SELECT count(*) {ours}")).await;
-    let open = format!("SELECT count(*) {ours} AND state LIKE 'idle in transaction%'");
-    let transactions = world.count(&open).await;
+    let connections = world.count(&format!("SELECT count(*) {OURS}")).await;
+    let waiting = format!("SELECT count(*) {OURS} AND state LIKE 'idle in transaction%'");
+    // A job may just be between two statements of its own; what is held for a request stays.
+    eventually(PATIENCE, || async {
+        (world.count(&waiting).await == 0).then_some(())
+    })
+    .await;
     let still_open = world.receiver.open(|_| true);
 
     assert_eq!(
@@ -47,9 +50,8 @@ async fn d7_requests_on_the_wire_hold_no_connection_and_no_transaction() {
         ENDPOINTS * EACH,
         "the look was taken while all of them were open"
     );
-    assert_eq!(transactions, 0);
     assert!(
-        connections <= CONNECTIONS,
+        usize::try_from(connections).unwrap() <= CONNECTIONS,
         "{connections} connections for {still_open} requests"
     );
 }

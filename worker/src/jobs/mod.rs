@@ -42,6 +42,9 @@ const AFTER_ERROR: Duration = Duration::from_secs(10);
 /// At shutdown, giving a lease back is a courtesy: it ends with the worker's life anyhow.
 const RELEASE_BUDGET: Duration = Duration::from_secs(1);
 
+/// How many jobs there are; each loop keeps a connection of its own.
+pub(crate) const JOBS: usize = 5;
+
 /// What is done while a lease is held.
 trait Job: Send {
     /// The name of the lease.
