@@ -113,6 +113,12 @@ impl Postgres {
         Ok(())
     }
 
+    /// Its time, as the API takes it.
+    pub(super) async fn now(&self) -> anyhow::Result<String> {
+        const QUERY: &str = "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
+        Ok(self.client.query_one(QUERY, &[]).await?.get(0))
+    }
+
     /// Deliveries that are not final.
     pub(super) async fn live(&self) -> anyhow::Result<i64> {
         const QUERY: &str = "SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM retry) \

@@ -61,6 +61,7 @@ pub(super) fn all() -> Vec<Scenario> {
         hot_tenant(),
         recovery(),
         rate_limit(),
+        replay(),
         ordered(),
         throttle(),
         ingest_single(),
@@ -222,6 +223,25 @@ fn rate_limit() -> Scenario {
             Script::RateLimit {
                 per_second: 20.0,
                 burst: 10,
+            },
+        )
+    }
+}
+
+fn replay() -> Scenario {
+    Scenario {
+        seconds: 90.0,
+        // What a refusing endpoint takes again is replayed by itself, which would be another replay.
+        endpoint: json!({ "replay_on_recovery": false, "max_pending": 1_000_000 }),
+        ..scripted(
+            "replay",
+            "live events' latency before and while 100,000 dead letters of one endpoint are replayed",
+            Script::Replay {
+                events: 100_000,
+                per_second: 1_000.0,
+                limited: 3_000,
+                limit: 50.0,
+                live: 200.0,
             },
         )
     }

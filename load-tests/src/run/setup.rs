@@ -23,6 +23,7 @@ pub(super) struct World {
 /// An endpoint that was made.
 #[derive(Debug)]
 pub(super) struct Made {
+    pub(super) id: String,
     pub(super) target: Target,
     pub(super) secret: String,
 }
@@ -36,6 +37,12 @@ impl World {
             .flat_map(of)
             .map(|made| made.target.clone())
             .collect()
+    }
+
+    /// One of them. Errors: there are not so many.
+    pub(super) fn made(&self, number: usize) -> anyhow::Result<&Made> {
+        let made = self.endpoints.get(number);
+        made.with_context(|| format!("no endpoint {number}"))
     }
 
     /// The targets of some endpoints.
@@ -96,7 +103,8 @@ async fn tenant(number: usize, fields: Vec<Value>, place: &Place) -> anyhow::Res
     let name = json!({ "name": format!("load-{number}") });
     let made = post(api, "/v1/admin/tenants", &place.admin_token, &name).await?;
     let id = text(&made, "id")?;
-    let scopes = json!({ "name": "load", "scopes": ["events:write", "endpoints:write", "read"] });
+    let scopes = ["events:write", "endpoints:write", "read", "replay"];
+    let scopes = json!({ "name": "load", "scopes": scopes });
     let path = format!("/v1/admin/tenants/{id}/keys");
     let made = post(api, &path, &place.admin_token, &scopes).await?;
     let key = text(&made, "key")?;
@@ -111,6 +119,7 @@ async fn tenant(number: usize, fields: Vec<Value>, place: &Place) -> anyhow::Res
         }
         let made = post(api, "/v1/endpoints", &key, &fields).await?;
         endpoints.push(Made {
+            id: text(&made, "id")?,
             secret: text(&made, "secret")?,
             target: Target {
                 path: "/v1/events".to_owned(),

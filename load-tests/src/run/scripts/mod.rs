@@ -7,6 +7,7 @@ mod ordered;
 mod phases;
 mod rate_limit;
 mod recovery;
+mod replay;
 mod slow_endpoints;
 mod slow_endpoints_at_load;
 mod throttle;
@@ -55,6 +56,16 @@ pub(super) enum Script {
     RateLimit {
         per_second: f64,
         burst: u32,
+    },
+    Replay {
+        /// Of one endpoint, and how many of them are sent again per second.
+        events: usize,
+        per_second: f64,
+        /// Of an endpoint with a limit, and that limit.
+        limited: usize,
+        limit: f64,
+        /// Events per second beside them, over all endpoints.
+        live: f64,
     },
     Ingest {
         /// Events in one request.
@@ -119,6 +130,22 @@ pub(super) async fn play(script: Script, stage: &mut Stage<'_>) -> anyhow::Resul
         Script::RateLimit { per_second, burst } => {
             rate_limit::play(stage, per_second, f64::from(burst)).await
         }
+        Script::Replay {
+            events,
+            per_second,
+            limited,
+            limit,
+            live,
+        } => {
+            let again = replay::Again {
+                events,
+                per_second,
+                limited,
+                limit,
+                live,
+            };
+            replay::play(stage, again).await
+        }
         Script::Ingest {
             batch,
             connections,
@@ -151,6 +178,18 @@ impl Script {
                 new_per_second,
             },
             Self::Ordered { .. } => Self::Ordered { keys: 200 },
+            Self::Replay {
+                per_second,
+                limit,
+                live,
+                ..
+            } => Self::Replay {
+                events: 5_000,
+                per_second,
+                limited: 200,
+                limit,
+                live,
+            },
             Self::Throttle { most, .. } => Self::Throttle {
                 events: 30,
                 most,
@@ -172,6 +211,7 @@ impl Script {
             Self::HotTenant { .. } => (2, 10),
             Self::Recovery { .. } => (1, 2),
             Self::RateLimit { .. } => (8, 3),
+            Self::Replay { .. } => (2, 5),
             Self::Ingest { .. } => (20, 10),
             Self::Ordered { .. } => (5, 2),
             Self::Throttle { .. } => (1, 1),
@@ -188,6 +228,7 @@ impl Script {
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
             | Self::HotTenant { .. }
+            | Self::Replay { .. }
             | Self::Ingest { .. }
             | Self::Throttle { .. } => 3.0,
         }
@@ -197,6 +238,7 @@ impl Script {
     pub(super) fn fields(self, endpoint: usize) -> Option<Map<String, Value>> {
         match self {
             Self::Recovery { per_second, .. } => recovery::fields(endpoint, per_second),
+            Self::Replay { .. } => replay::fields(endpoint),
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
             | Self::LargePayloads { .. }
@@ -219,6 +261,7 @@ impl Script {
             | Self::HotTenant { .. }
             | Self::Recovery { .. }
             | Self::RateLimit { .. }
+            | Self::Replay { .. }
             | Self::Ingest { .. }
             | Self::Ordered { .. }
             | Self::Throttle { .. } => Vec::new(),
