@@ -263,6 +263,45 @@ async fn what_is_past_its_retention_or_its_deadline_is_counted_with_its_reason()
 }
 
 #[tokio::test]
+async fn few_that_fit_among_many_that_do_not_are_found_in_a_few_turns_and_none_is_left_out() {
+    let mut owner = Owner::new().await;
+    let all = dead_letters(&owner, 20).await;
+    // As many before and behind each of them, of a class that is not asked for.
+    let others = "INSERT INTO dead_letters (tenant_id, id, endpoint_id, event_id, class, attempts_made, kind, root_id, dead_at)
+        SELECT d.tenant_id, (left(d.id::text, 24) || lpad(to_hex(i * 17), 12, '0'))::uuid, d.endpoint_id, d.event_id, 2, 1, 0,
+               d.root_id, d.dead_at
+        FROM dead_letters d CROSS JOIN generate_series(1, 300) i ON CONFLICT DO NOTHING";
+    owner.session.execute(others, &[]).await.unwrap();
+    let filter = ReplayFilter {
+        classes: vec![DeadLetterClass::Transient],
+        ..dead()
+    };
+    let replay = ask(&mut owner, Some(ENDPOINT), filter).await;
+    let mut worker = Worker::new(&owner).await;
+
+    let mut turns = 0;
+    while shown(&owner, replay.id).await.finished_at.is_none() {
+        turns += worker.round().await.len();
+        deliver(&owner).await;
+        assert!(turns < 12, "it has no end");
+    }
+
+    let replay = shown(&owner, replay.id).await;
+    assert_eq!((replay.total, replay.done), (20, 20));
+    let fitting = "dead_letters WHERE class = 1 AND replayed_as IS NOT NULL";
+    assert_eq!(
+        owner.count(fitting).await,
+        i64::try_from(all.len()).unwrap()
+    );
+    assert_eq!(
+        owner
+            .count("dead_letters WHERE replayed_as IS NOT NULL")
+            .await,
+        20
+    );
+}
+
+#[tokio::test]
 async fn a_disabled_or_deleted_endpoint_gets_nothing_and_the_summary_says_so() {
     let mut owner = Owner::new().await;
     dead_letters(&owner, 3).await;

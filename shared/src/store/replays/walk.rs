@@ -21,9 +21,6 @@ use crate::domain::endpoint::{wants_channels, wants_type};
 use crate::domain::replay::{NotReplayable, ReplayFilter};
 use crate::ids::{EndpointKey, TenantKey};
 
-/// Rows looked at in one call.
-const STRETCH: i64 = 2_000;
-
 /// Indexes: `dead_letters_endpoint`, `closed_endpoint`, `replayed_event`, `events_pkey`, `events_kept_pkey`. No lock.
 const DELIVERIES: &str = "
 WITH seen AS MATERIALIZED (
@@ -111,6 +108,8 @@ pub(super) struct Walk<'a> {
     /// Events from before are as good as gone.
     pub(super) floor: Option<OffsetDateTime>,
     pub(super) now: OffsetDateTime,
+    /// Rows to look at, at most.
+    pub(super) rows: i64,
 }
 
 /// What one call found.
@@ -152,10 +151,10 @@ pub(super) async fn deliveries(
         &classes,
         &ids,
         &floor,
-        &STRETCH,
+        &walk.rows,
     ];
     let rows = transaction.query(&sql.deliveries, &params).await?;
-    let mut stretch = begin(&rows)?;
+    let mut stretch = begin(&rows, walk)?;
     for row in &rows {
         if row.try_get::<_, bool>(3)?
             && let Some(found) = ended(row, walk)?
@@ -203,12 +202,12 @@ pub(super) async fn events(
         &walk.endpoint.0,
         &walk.range.0,
         &walk.range.1,
-        &STRETCH,
+        &walk.rows,
         &delivered,
         &floor,
     ];
     let rows = transaction.query(&sql.events, &params).await?;
-    let mut stretch = begin(&rows)?;
+    let mut stretch = begin(&rows, walk)?;
     for row in &rows {
         if let Some(found) = event(row, walk)? {
             stretch.found.push((row.try_get(0)?, found));
@@ -252,8 +251,8 @@ fn in_time(again: Again, now: OffsetDateTime) -> Found {
     }
 }
 
-fn begin(rows: &[Row]) -> Result<Stretch, StoreError> {
-    let full = i64::try_from(rows.len()).is_ok_and(|count| count >= STRETCH);
+fn begin(rows: &[Row], walk: &Walk<'_>) -> Result<Stretch, StoreError> {
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count >= walk.rows);
     let last = rows.last().filter(|_| full);
     Ok(Stretch {
         found: Vec::new(),

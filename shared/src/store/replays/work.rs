@@ -35,6 +35,12 @@ use crate::store::{Session, StoreError};
 
 /// Deliveries whose place is looked up in one turn: all that may be outstanding at an endpoint, twice.
 const MOST_SETTLED: i64 = 2_000;
+/// Rows looked at in one turn, whatever is found.
+const MOST_SEEN: usize = 2_000;
+/// Rows looked at first. Each costs a look at its event, so a turn that may make a few looks at no more than it
+/// finds them in; where little fits, it looks at so many times as many next.
+const LEAST_SEEN: usize = 64;
+const SEEN_GROWS: usize = 4;
 /// Events that are named per reason.
 const MOST_NAMED: usize = 20;
 /// Until the next look while deliveries are being made and end.
@@ -398,24 +404,8 @@ async fn advance(
         let paced = Duration::try_from(held.paced_until - held.now).unwrap_or_default();
         return Ok(pause(sums).max(paced).min(Duration::from_secs(60)));
     }
-    let floor = hold_floor(transaction).await?;
-    let walk = Walk {
-        tenant: held.tenant,
-        endpoint: held.part.endpoint,
-        filter: &held.filter,
-        range: held.range,
-        event_types: &held.event_types,
-        channels: &held.channels,
-        floor,
-        now: held.now,
-    };
-    let stretch = if held.phase == 1 {
-        walk::deliveries(transaction, &sql.walks, &walk).await?
-    } else {
-        walk::events(transaction, &sql.walks, &walk).await?
-    };
     let before = (held.phase, held.range.0);
-    let items = take(stretch, most, taken, held, sums);
+    let items = find(transaction, sql, (most, taken), held, sums).await?;
     if items.is_empty() {
         return Ok(SOON);
     }
@@ -440,15 +430,51 @@ async fn advance(
     Ok(SOON)
 }
 
+/// At most so many to be sent again, and moves the cursor behind them.
+async fn find(
+    transaction: &Transaction<'_>,
+    sql: &Statements,
+    (most, taken): (usize, Option<NotReplayable>),
+    held: &mut Held,
+    sums: &mut Sums,
+) -> Result<Vec<Again>, StoreError> {
+    let floor = hold_floor(transaction).await?;
+    let phase = held.phase;
+    let mut items = Vec::new();
+    let (mut seen, mut rows) = (0, most.max(LEAST_SEEN));
+    while items.len() < most && held.phase == phase && seen < MOST_SEEN {
+        rows = rows.min(MOST_SEEN - seen);
+        let walk = Walk {
+            tenant: held.tenant,
+            endpoint: held.part.endpoint,
+            filter: &held.filter,
+            range: held.range,
+            event_types: &held.event_types,
+            channels: &held.channels,
+            floor,
+            now: held.now,
+            rows: i64::try_from(rows).unwrap_or(i64::MAX),
+        };
+        let stretch = if phase == 1 {
+            walk::deliveries(transaction, &sql.walks, &walk).await?
+        } else {
+            walk::events(transaction, &sql.walks, &walk).await?
+        };
+        take(stretch, (most, taken), &mut items, held, sums);
+        seen += rows;
+        rows *= SEEN_GROWS;
+    }
+    Ok(in_order(items))
+}
+
 /// The first of what was found, and moves the cursor behind it.
 fn take(
     stretch: Stretch,
-    most: usize,
-    taken: Option<NotReplayable>,
+    (most, taken): (usize, Option<NotReplayable>),
+    items: &mut Vec<Again>,
     held: &mut Held,
     sums: &mut Sums,
-) -> Vec<Again> {
-    let mut items = Vec::new();
+) {
     let refuse = |sums: &mut Sums, reason, event| {
         sums.not_count += 1;
         let named = sums.not.entry(reason).or_default();
@@ -458,7 +484,7 @@ fn take(
         if items.len() >= most {
             // The next turn begins with this one.
             held.range.0 = Uuid::from_u128(place.as_u128().saturating_sub(1));
-            return in_order(items);
+            return;
         }
         sums.found += 1;
         match (found, taken) {
@@ -475,7 +501,6 @@ fn take(
         }
         None => held.phase = 3,
     }
-    in_order(items)
 }
 
 /// Ids are nearly in the order in which events were accepted, but for clocks that differ; what has a place in an
