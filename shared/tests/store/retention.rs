@@ -272,6 +272,42 @@ async fn dead_letters_and_idempotency_keys_go_at_their_age() {
 }
 
 #[tokio::test]
+async fn a_replay_goes_with_its_reasons_when_it_ended_as_long_ago_as_dead_letters_are_kept() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    // Ended a day too long ago, a day less than that, and never: a hundred days old, and it waits behind a breaker.
+    session
+        .batch_execute(
+            "INSERT INTO replays (public_id, tenant_id, statuses, missing, fingerprint, per_second, status, created_at, finished_at)
+               SELECT gen_random_uuid(), 7, '{5}', false, status::text::bytea, 100, status, now() - interval '100 d', ended
+               FROM (VALUES (2, now() - interval '91 d'), (3, now() - interval '91 d'), (2, now() - interval '89 d'), (1, NULL))
+                 r(status, ended);
+             INSERT INTO replay_parts (replay_id, endpoint_id, phase, cursor)
+               SELECT id, 1, 3, gen_random_uuid() FROM replays WHERE status = 1;
+             INSERT INTO replay_skips (replay_id, reason, count, first)
+               SELECT id, 1, 1, ARRAY[gen_random_uuid()] FROM replays;
+             INSERT INTO replayed (tenant_id, delivery_id, endpoint_id, event_id, replay_id)
+               SELECT 7, (lpad(to_hex((extract(epoch FROM now() - age) * 1000)::int8), 12, '0') || repeat('7', 20))::uuid, 1,
+                      gen_random_uuid(), 1
+               FROM unnest('{91 d,89 d}'::interval[]) age",
+        )
+        .await
+        .unwrap();
+
+    let report = forget(&session).await;
+
+    assert_eq!(report.replays, 2);
+    let kept = "replays WHERE finished_at IS NULL OR finished_at > now() - interval '90 d'";
+    assert_eq!(world::count(&session, kept).await, 2);
+    assert_eq!(world::count(&session, "replays").await, 2);
+    let reasons = "replay_skips s JOIN replays r ON r.id = s.replay_id";
+    assert_eq!(world::count(&session, reasons).await, 2);
+    assert_eq!(world::count(&session, "replay_skips").await, 2);
+    assert_eq!(world::count(&session, "replay_parts").await, 1);
+    assert_eq!(world::count(&session, "replayed").await, 1);
+}
+
+#[tokio::test]
 async fn a_run_with_nothing_to_forget_is_short() {
     let database = TestDatabase::new().await;
     let session = database.session().await;
