@@ -591,6 +591,14 @@ impl Gate {
         replays_in_flight == 0 || self.limit.allows(2 * replays_in_flight + 1, cap)
     }
 
+    /// When the bucket has a token for a replay: it leaves half of the bucket to what is new, which so finds one
+    /// there while a replay takes the rest of the rate.
+    #[must_use]
+    pub fn replay_token_at(&self) -> Option<OffsetDateTime> {
+        let (quota, bucket) = self.bucket.as_ref()?;
+        Some(bucket.earliest_above_half(quota))
+    }
+
     /// When the outage began that goes on, or has just ended: the first failure since the last success, or
     /// the opening, whichever came first.
     #[must_use]

@@ -111,6 +111,15 @@ impl Bucket {
         instant(self.next(quota))
     }
 
+    /// When the next token is there for somebody who leaves half of the bucket to others; may be in the past.
+    #[must_use]
+    pub fn earliest_above_half(&self, quota: &Quota) -> OffsetDateTime {
+        instant(
+            self.next(quota)
+                .saturating_add(quota.tokens(quota.burst / 2)),
+        )
+    }
+
     /// Takes a token.
     ///
     /// # Errors

@@ -96,6 +96,7 @@ pub(super) struct Endpoint {
     pub(super) load_out: bool,
     /// The load under way reads the configuration as well.
     pub(super) config_asked: bool,
+    hinted_since_load: bool,
     hinted_during_load: bool,
     rewound_during_load: bool,
     stale_during_load: bool,
@@ -154,6 +155,7 @@ impl Endpoint {
             next_due: None,
             load_out: false,
             config_asked: false,
+            hinted_since_load: false,
             hinted_during_load: false,
             rewound_during_load: false,
             stale_during_load: false,
@@ -175,6 +177,7 @@ impl Endpoint {
             fresh.more = true;
         }
         self.lines.hinted();
+        self.hinted_since_load = true;
         self.hinted_during_load |= self.load_out;
     }
 
@@ -211,12 +214,22 @@ impl Endpoint {
             .map_or(10, |config| usize::from(config.settings.max_in_flight))
     }
 
-    /// Replays hold at most half of what the endpoint may have on the wire, and at least one.
-    pub(super) fn replays_allowed(&self) -> bool {
+    /// Replays hold at most half of what the endpoint may have on the wire, and at least one; they leave half of
+    /// its bucket, unless they were passed often.
+    pub(super) fn replays_allowed(&self, now: Now) -> bool {
         let (Some(gate), Some(config)) = (&self.gate, &self.config) else {
             return false;
         };
         gate.allows_replay(config, self.replays_in_flight)
+            && self.replay_token_at().is_none_or(|at| at <= now.database)
+    }
+
+    /// When replays that wait have a token, if they wait for one.
+    pub(super) fn replay_token_at(&self) -> Option<OffsetDateTime> {
+        if !self.lanes.replay_waits() || self.lanes.replay_is_overdue() {
+            return None;
+        }
+        self.gate.as_ref()?.replay_token_at()
     }
 
     /// Asks the gate for one more request; `None` while it is not known.
@@ -315,8 +328,14 @@ impl Endpoint {
             && if self.is_open() {
                 self.known.is_empty() && self.probe_due(now)
             } else {
-                self.lanes.len() < self.ahead()
+                self.lanes.len() < self.ahead() || self.may_be_live()
             }
+    }
+
+    /// Something came in since the last load, and what is loaded are replays: these wait, for a token or their
+    /// share, and what is new does not wait for them.
+    fn may_be_live(&self) -> bool {
+        self.hinted_since_load && self.lanes.live() < self.ahead() && self.wanted() > 0
     }
 
     pub(super) fn wants_history(&self) -> bool {
@@ -353,6 +372,7 @@ impl Endpoint {
     /// must not use up the limit.
     pub(super) fn ask(&mut self, most: usize, request: LoadRequest, now: Now) -> LoadRequest {
         self.load_out = true;
+        self.hinted_since_load = false;
         self.config_asked = self.config_stale;
         let wanted = most.min(self.wanted());
         let limit = wanted + self.known.len();

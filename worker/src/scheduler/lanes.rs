@@ -1,9 +1,10 @@
-//! The loaded rows of one endpoint that wait for a turn, in three lanes that take turns: what was due
-//! first, what came in since an outage ended, and replays.
+//! The loaded rows of one endpoint that wait for a turn, in three lanes: what was due first and what came
+//! in since an outage ended, which take turns, and replays, which come when neither waits.
 //!
 //! # Invariants
-//! - While several lanes wait, each gets every second or third turn: after an outage new events wait
-//!   behind the backlog for at most two requests, whatever the backlog's length.
+//! - After an outage new events wait behind the backlog for at most two requests, whatever its length.
+//! - O1 replays wait behind live events, and at most [`MOST_PASSED`] of these pass one that could go: whoever
+//!   asks for a replay of an endpoint that is always busy gets a fifth of it.
 //! - Replays hold at most half of the endpoint's permits, and at least one.
 
 use std::collections::VecDeque;
@@ -23,12 +24,16 @@ pub(super) enum Lane {
 }
 
 const LANES: usize = 3;
+/// Live events that go before a replay which waits.
+const MOST_PASSED: usize = 4;
 
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     lanes: [VecDeque<LiveRow>; LANES],
-    /// The lane that had the last turn.
-    last: usize,
+    /// New events had the last turn of those that are not replays.
+    fresh_was_last: bool,
+    /// Live events that went since the last replay, while one waited.
+    passed: usize,
 }
 
 impl Lane {
@@ -59,6 +64,20 @@ impl Lanes {
         self.lanes.iter().map(VecDeque::len).sum()
     }
 
+    /// Rows that are no replays.
+    pub(super) fn live(&self) -> usize {
+        self.of(Lane::Due).len() + self.of(Lane::Fresh).len()
+    }
+
+    /// Whether replays wait, and were passed as often as they may be.
+    pub(super) fn replay_is_overdue(&self) -> bool {
+        self.passed >= MOST_PASSED && self.replay_waits()
+    }
+
+    pub(super) fn replay_waits(&self) -> bool {
+        !self.of(Lane::Replay).is_empty()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &LiveRow> {
         self.lanes.iter().flatten()
     }
@@ -70,21 +89,43 @@ impl Lanes {
 
     /// The row that would be taken now.
     pub(super) fn peek(&self, replays_allowed: bool) -> Option<&LiveRow> {
-        let lane = self.choose(replays_allowed)?;
-        self.lanes.get(lane)?.front()
+        self.of(self.choose(replays_allowed)?).front()
     }
 
     pub(super) fn pop(&mut self, replays_allowed: bool) -> Option<LiveRow> {
         let lane = self.choose(replays_allowed)?;
-        self.last = lane;
-        self.lanes.get_mut(lane)?.pop_front()
+        match lane {
+            Lane::Replay => self.passed = 0,
+            Lane::Due | Lane::Fresh => {
+                self.fresh_was_last = lane == Lane::Fresh;
+                self.passed += usize::from(self.replay_waits());
+            }
+        }
+        self.lanes.get_mut(lane.index())?.pop_front()
     }
 
-    fn choose(&self, replays_allowed: bool) -> Option<usize> {
-        (1..=LANES)
-            .map(|step| (self.last + step) % LANES)
-            .filter(|lane| replays_allowed || *lane != Lane::Replay.index())
-            .find(|lane| self.lanes.get(*lane).is_some_and(|rows| !rows.is_empty()))
+    fn choose(&self, replays_allowed: bool) -> Option<Lane> {
+        let live = if self.fresh_was_last {
+            [Lane::Due, Lane::Fresh]
+        } else {
+            [Lane::Fresh, Lane::Due]
+        };
+        let live = live.into_iter().find(|lane| !self.of(*lane).is_empty());
+        let replay = (replays_allowed && self.replay_waits()).then_some(Lane::Replay);
+        if self.replay_is_overdue() {
+            replay.or(live)
+        } else {
+            live.or(replay)
+        }
+    }
+
+    fn of(&self, lane: Lane) -> &VecDeque<LiveRow> {
+        let [due, fresh, replay] = &self.lanes;
+        match lane {
+            Lane::Due => due,
+            Lane::Fresh => fresh,
+            Lane::Replay => replay,
+        }
     }
 
     pub(super) fn take_all(&mut self) -> Vec<LiveRow> {
@@ -134,6 +175,28 @@ mod tests {
         let place = order.iter().position(|id| *id == 500).unwrap();
         assert!(place <= 2, "{place}");
         assert_eq!(order.len(), 201);
+    }
+
+    #[test]
+    fn o1_a_live_event_goes_before_replays_and_a_replay_is_passed_four_times_at_most() {
+        let mut lanes = Lanes::default();
+        for number in 0..100 {
+            lanes.push(Lane::Replay, row(1_000 + number));
+        }
+        lanes.push(Lane::Due, row(1));
+        assert_eq!(lanes.pop(true).map(|row| row.id.as_u128()), Some(1));
+        for number in 2..=100 {
+            lanes.push(Lane::Due, row(number));
+        }
+
+        let order = order(&mut lanes, true);
+
+        let replays = order.iter().map(|id| *id >= 1_000).collect::<Vec<_>>();
+        assert_eq!(replays[..4], [false, false, false, true]);
+        for five in replays[4..100].chunks_exact(5) {
+            assert_eq!(five.iter().filter(|it| **it).count(), 1, "{order:?}");
+        }
+        assert_eq!(order.len(), 199);
     }
 
     #[test]

@@ -312,7 +312,7 @@ impl Scheduler {
             return;
         };
         consider_load(endpoint, &mut self.load_turns, now);
-        let has_next = endpoint.lanes.has_next(endpoint.replays_allowed());
+        let has_next = endpoint.lanes.has_next(endpoint.replays_allowed(now));
         if endpoint.in_send_turns || !(has_next || endpoint.may_wait()) {
             return;
         }
@@ -337,7 +337,10 @@ impl Scheduler {
                     self.unload(key, now);
                 }
             }
-            None | Some(Admission::Send | Admission::Probe) => {}
+            None | Some(Admission::Send | Admission::Probe) => {
+                let at = endpoint.replay_token_at();
+                self.wake_at(at, key, now);
+            }
         }
     }
 }

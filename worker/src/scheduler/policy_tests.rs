@@ -402,6 +402,46 @@ fn an_endpoint_gets_its_burst_and_then_its_rate() {
     assert_eq!(sent(&bench.effects()).len(), 2);
 }
 
+#[test]
+fn o1_replays_leave_half_of_a_bucket_to_what_comes_in_which_is_loaded_beside_them() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, (0..70).map(replay).collect(), limited(10.0, 4));
+    assert_eq!(sent(&bench.effects()), [id(0), id(1)]);
+
+    bench.hint();
+    let request = bench.asked();
+    bench.answer_as(&request, vec![row(id(100))], limited(10.0, 4));
+    let live = sent(&bench.effects());
+    bench.pass(Duration::from_millis(199));
+    let early = sent(&bench.effects());
+    bench.pass(Duration::from_millis(1));
+
+    assert_eq!((live, early), (vec![id(100)], vec![]));
+    assert_eq!(sent(&bench.effects()), [id(2)], "three tokens");
+}
+
+#[test]
+fn o1_r1_a_replay_of_an_endpoint_that_is_always_at_its_limit_gets_every_fifth_token() {
+    let mut bench = Bench::new();
+    bench.hint();
+    let request = bench.asked();
+    let live = (0..30).map(|number| row(id(number)));
+    let rows = live.chain((100..110).map(replay)).collect();
+    bench.answer_as(&request, rows, limited(10.0, 4));
+    let mut order = sent(&bench.effects());
+
+    for _ in 0..16 {
+        bench.pass(Duration::from_millis(100));
+        order.extend(sent(&bench.effects()));
+    }
+
+    let places = order.iter().enumerate().filter(|(_, it)| **it >= id(100));
+    let places: Vec<usize> = places.map(|(place, _)| place).collect();
+    assert_eq!((order.len(), places), (20, vec![4, 9, 14, 19]));
+}
+
 /// R1
 #[test]
 fn after_a_crash_a_bucket_is_empty_as_of_the_take_over_and_handed_over_it_stands_where_it_stood() {

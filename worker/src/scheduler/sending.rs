@@ -76,7 +76,7 @@ impl Scheduler {
     /// What an endpoint does with its turn; `None`: nothing, and what it waits for brings it back.
     fn next_of(&mut self, key: EndpointKey, now: Now) -> Option<Turn> {
         let endpoint = self.endpoints.get(&key)?;
-        let replays = endpoint.replays_allowed();
+        let replays = endpoint.replays_allowed(now);
         let row = endpoint.lanes.peek(replays)?;
         let Some(turn) = self.turn_of(endpoint, row, replays, now) else {
             self.consider(key, now);

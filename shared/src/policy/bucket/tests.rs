@@ -69,6 +69,18 @@ fn a_full_bucket_gives_its_burst_and_then_its_rate() {
 }
 
 #[test]
+fn o1_who_leaves_half_of_a_bucket_takes_what_is_above_it() {
+    for (burst, left) in [(1, 0), (2, 1), (5, 2), (10, 5)] {
+        let quota = quota(10.0, burst);
+        let mut bucket = Bucket::full(START);
+        while bucket.earliest_above_half(&quota) <= START {
+            bucket.take(START, &quota).unwrap();
+        }
+        assert_eq!(drain(&mut bucket, START, &quota), left, "of {burst}");
+    }
+}
+
+#[test]
 fn a_bucket_made_late_is_empty_as_of_the_take_over() {
     let quota = quota(1.0 / 60.0, 1);
     let mut bucket = Bucket::emptied_at(START, &quota);
