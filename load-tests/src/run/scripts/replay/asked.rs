@@ -86,21 +86,27 @@ impl Asked {
         ask_json(stage.system.api_addr, &request("GET", &path, key, b"")).await
     }
 
-    /// Waits for its end. Its summary has to say that all were delivered; how long it took, and what it says.
-    pub(super) async fn finish(
+    /// Waits for its end: how many seconds it took, and its summary.
+    pub(super) async fn ended(
         &self,
-        stage: &mut Stage<'_>,
+        stage: &Stage<'_>,
         longest: Duration,
     ) -> anyhow::Result<(f64, Value)> {
         let deadline = now_ns() + nanos(longest);
-        let mut replay = self.seen(stage).await?;
-        while replay.get("finished_at").is_none_or(Value::is_null) {
+        loop {
+            let replay = self.seen(stage).await?;
+            if replay.get("finished_at").is_some_and(Value::is_string) {
+                let seconds = (now_ns() - self.from_ns) as f64 / 1e9;
+                eprintln!("  {}: finished after {seconds:.1} s", self.name);
+                return Ok((seconds, replay));
+            }
             ensure!(now_ns() < deadline, "{} goes on: {replay}", self.name);
             tokio::time::sleep(LOOK).await;
-            replay = self.seen(stage).await?;
         }
-        let seconds = (now_ns() - self.from_ns) as f64 / 1e9;
-        eprintln!("  {}: finished after {seconds:.1} s", self.name);
+    }
+
+    /// Its summary has to say that all were found and delivered, and nothing else.
+    pub(super) fn check(&self, stage: &mut Stage<'_>, summary: &Value) {
         let expected = [
             ("status", json!("finished")),
             ("total", json!(self.events)),
@@ -110,12 +116,10 @@ impl Asked {
             ("skipped", json!(0)),
             ("not_replayable", json!([])),
         ];
-        let wrong = expected
-            .iter()
-            .filter(|(name, it)| replay.get(*name) != Some(it));
+        let is_wrong = |(name, it): &&(&str, Value)| summary.get(name) != Some(it);
+        let wrong = expected.iter().filter(is_wrong).count();
         let what = format!("{}: wrong fields in its summary", self.name);
-        stage.never_above(&what, Some(wrong.count() as f64), 0.0);
-        Ok((seconds, replay))
+        stage.never_above(&what, Some(wrong as f64), 0.0);
     }
 }
 

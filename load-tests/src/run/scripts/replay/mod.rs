@@ -11,6 +11,7 @@ mod asked;
 use std::ops::Range;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use serde_json::{Map, Value, json};
 
 use self::asked::{Asked, ask};
@@ -71,23 +72,26 @@ pub(super) async fn play(stage: &mut Stage<'_>, again: Again) -> anyhow::Result<
     let phases = Phases::new(stage, load, 2);
     let [before, during] = [0, 1].map(|number| phases.phase(number));
     watch(stage, first, [&before, &during]).await?;
-    let mut asked = Vec::new();
+    let mut asked = None;
     let script = async |stage: &mut Stage<'_>| {
         until(during.start).await;
         let of = (0, again.events);
-        asked.push(Asked::begin(stage, "replay", of, time(again.per_second)).await?);
+        let replay = Asked::begin(stage, "replay", of, time(again.per_second)).await?;
         let of = (1, again.limited);
-        asked.push(Asked::begin(stage, "limited replay", of, time(again.limit)).await?);
-        for replay in &asked {
+        let limited = Asked::begin(stage, "limited replay", of, time(again.limit)).await?;
+        let both = asked.insert([replay, limited]);
+        for replay in &*both {
             replay.is_refused_twice(stage).await?;
         }
-        follow(stage, &asked, &during).await
+        follow(stage, both, &during).await
     };
     phases.play(stage, script).await?;
+    let asked = asked.context("nothing was replayed")?;
     finish(stage, &asked, again).await?;
     // Nothing is left that the same request could find.
     let same = Asked::begin(stage, "same replay", (0, 0), time(again.per_second)).await?;
-    same.finish(stage, Duration::from_secs(60)).await?;
+    let (_seconds, nothing) = same.ended(stage, Duration::from_secs(60)).await?;
+    same.check(stage, &nothing);
     report(stage, again).await?;
     limits_kept(stage, again).await
 }
@@ -157,20 +161,30 @@ async fn follow(stage: &mut Stage<'_>, asked: &[Asked], during: &Range<u64>) -> 
     Ok(())
 }
 
-async fn finish(stage: &mut Stage<'_>, asked: &[Asked], again: Again) -> anyhow::Result<()> {
-    let names = ["replay", "limited_replay"];
-    let bounds = [
-        (again.events, again.per_second),
-        (again.limited, again.limit),
+/// Both at once: each takes its own time.
+async fn finish(
+    stage: &mut Stage<'_>,
+    [replay, limited]: &[Asked; BOTH],
+    again: Again,
+) -> anyhow::Result<()> {
+    let longest = |events: usize, per_second: f64| {
+        Duration::from_secs_f64(events as f64 / per_second * 4.0 + 60.0)
+    };
+    let (of_replay, of_limited) = tokio::try_join!(
+        replay.ended(stage, longest(again.events, again.per_second)),
+        limited.ended(stage, longest(again.limited, again.limit)),
+    )?;
+    let named = [
+        ("replay", replay, of_replay, again.events),
+        ("limited_replay", limited, of_limited, again.limited),
     ];
-    for ((replay, name), (events, bound)) in asked.iter().zip(names).zip(bounds) {
-        let longest = Duration::from_secs_f64(events as f64 / bound * 4.0 + 60.0);
-        let (seconds, summary) = replay.finish(stage, longest).await?;
-        let per_second = events as f64 / seconds;
-        stage.detail(
-            name,
-            json!({ "seconds": seconds, "per_second": per_second, "summary": summary }),
-        );
+    for (name, asked, (seconds, summary), events) in named {
+        asked.check(stage, &summary);
+        let rounded = |figure: f64| (figure * 10.0).round() / 10.0;
+        let per_second = rounded(events as f64 / seconds);
+        let took =
+            json!({ "seconds": rounded(seconds), "per_second": per_second, "summary": summary });
+        stage.detail(name, took);
     }
     Ok(())
 }
