@@ -1,6 +1,6 @@
 //! Replays on the real thing (field report F82): thousands while live traffic runs, at the rate that was asked for
 //! and within the endpoint's own limit, through the death of the worker that makes them; asked for twice, and
-//! stopped half way.
+//! stopped half way. The 100,000 of that report, and what live events notice, are the load scenario `replay`.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
