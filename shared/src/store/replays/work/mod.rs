@@ -1,8 +1,8 @@
 //! What the replays job does: one turn of one part at a time, each a transaction of its own.
 //!
-//! A turn looks where the deliveries are that the part made (*settle*), makes more where there is room, and moves
-//! the cursor, all in one commit. So a job that is killed anywhere leaves nothing half done, and the next one goes
-//! on where it was.
+//! A turn looks where the deliveries are that the part made (`settling`), makes more where there is room
+//! (`making`), and moves the cursor, all in one commit. So a job that is killed anywhere leaves nothing half done,
+//! and the next one goes on where it was.
 //!
 //! Not here: how fast (`policy::replay`), and what is found (`walk`).
 //!
@@ -11,6 +11,9 @@
 //! - D6: what a cancel stops was never sent.
 //! - Nothing is made twice: the cursor moves in the commit that makes what is before it.
 //! - A replay is told to have ended once, in the commit that ends it.
+
+mod making;
+mod settling;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,26 +24,16 @@ use tokio_postgres::types::{Json, ToSql};
 use tokio_postgres::{Client, Row, Statement, Transaction};
 use uuid::Uuid;
 
-use super::again::{Again, Whose, hold_floor, make, not_taken, prepare};
-use super::walk::{self, Found, Stretch, Walk, Walks};
+use super::again::prepare;
+use super::walk::Walks;
 use super::{filter, range};
-use crate::domain::delivery::CloseReason;
 use crate::domain::endpoint::{EndpointSettings, EndpointState};
 use crate::domain::replay::{NotReplayable, ReplayFilter, ReplayStatus};
 use crate::ids::{EndpointKey, ReplayKey, Slot, TenantKey};
-use crate::policy::replay as policy;
 use crate::store::leases::{self, Lease};
 use crate::store::notices::{self, EndedReplay};
 use crate::store::{Session, StoreError};
 
-/// Deliveries whose place is looked up in one turn: all that may be outstanding at an endpoint, twice.
-const MOST_SETTLED: i64 = 2_000;
-/// Rows looked at in one turn, whatever is found.
-const MOST_SEEN: usize = 2_000;
-/// Rows looked at first. Each costs a look at its event, so a turn that may make a few looks at no more than it
-/// finds them in; where little fits, it looks at so many times as many next.
-const LEAST_SEEN: usize = 64;
-const SEEN_GROWS: usize = 4;
 /// Events that are named per reason.
 const MOST_NAMED: usize = 20;
 /// Until the next look while deliveries are being made and end.
@@ -63,37 +56,6 @@ SELECT r.tenant_id, r.status, r.statuses, r.missing, r.classes, r.event_type, r.
        clock_timestamp()
 FROM replays r JOIN replay_parts p ON p.replay_id = r.id JOIN endpoints e ON e.id = p.endpoint_id
 WHERE r.id = $1 AND p.endpoint_id = $2 FOR UPDATE OF r, p";
-
-/// Where the deliveries are that replays made for an endpoint: 1 waiting, 4 waiting for another attempt, 5 dead,
-/// 7 closed; 3 when it is nowhere, which is where a delivered one is. Index: `replay_outstanding_pkey`, the
-/// `…_by_id` indexes and primary keys. No lock.
-const SETTLE: &str = "
-SELECT o.delivery_id, o.replay_id, CASE
-    WHEN EXISTS (SELECT FROM ready r WHERE r.tenant_id = $2 AND r.id = o.delivery_id) THEN 1
-    WHEN EXISTS (SELECT FROM retry r WHERE r.tenant_id = $2 AND r.id = o.delivery_id) THEN 4
-    WHEN EXISTS (SELECT FROM ready_ordered r WHERE r.tenant_id = $2 AND r.id = o.delivery_id) THEN 1
-    WHEN EXISTS (SELECT FROM dead_letters d WHERE d.tenant_id = $2 AND d.id = o.delivery_id) THEN 5
-    WHEN EXISTS (SELECT FROM closed c WHERE c.tenant_id = $2 AND c.id = o.delivery_id) THEN 7
-    ELSE 3 END::int2
-FROM (SELECT * FROM replay_outstanding WHERE endpoint_id = $1 ORDER BY endpoint_id, replay_id, delivery_id LIMIT $3) o";
-
-const FORGET: &str = "
-DELETE FROM replay_outstanding WHERE endpoint_id = $1 AND replay_id = $2 AND delivery_id = ANY ($3)";
-
-/// Closes what was never tried, and asks the owner to drop what it has in memory. Indexes: the `…_by_id`.
-const STOP: &str = "
-WITH flying AS MATERIALIZED (SELECT unnest(in_flight) AS id FROM workers WHERE expires_at > now()),
-o AS MATERIALIZED (
-  SELECT delivery_id AS id FROM replay_outstanding WHERE endpoint_id = $1 AND replay_id = $2
-    AND NOT delivery_id IN (SELECT id FROM flying)),
-a AS (DELETE FROM ready WHERE tenant_id = $3 AND id = ANY (ARRAY(SELECT id FROM o)) AND attempts_made = 0
-      RETURNING id, event_id),
-b AS (DELETE FROM ready_ordered WHERE tenant_id = $3 AND id = ANY (ARRAY(SELECT id FROM o)) AND attempts_made = 0
-      RETURNING id, event_id),
-gone AS (
-  INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason)
-  SELECT $3, id, $1, event_id, $4, $5 FROM (SELECT * FROM a UNION ALL SELECT * FROM b) x RETURNING 1)
-INSERT INTO commands (slot, tenant_id, endpoint_id, verb) SELECT $6, $3, $1, 1 WHERE EXISTS (SELECT FROM gone)";
 
 const SKIP: &str = "
 INSERT INTO replay_skips (replay_id, reason, count, first) VALUES ($1, $2, $3, $4)
@@ -125,9 +87,9 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("replays.due", DUE),
     ("replays.next_due", NEXT_DUE),
     ("replays.hold", HOLD),
-    ("replays.settle", SETTLE),
-    ("replays.forget", FORGET),
-    ("replays.stop", STOP),
+    ("replays.settle", settling::SETTLE),
+    ("replays.forget", settling::FORGET),
+    ("replays.stop", settling::STOP),
     ("replays.skip", SKIP),
     ("replays.move", MOVE),
     ("replays.count", COUNT),
@@ -153,7 +115,7 @@ impl Statements {
     pub async fn prepare(client: &Client) -> Result<Self, StoreError> {
         Ok(Self {
             hold: client.prepare(HOLD).await?,
-            settle: client.prepare(SETTLE).await?,
+            settle: client.prepare(settling::SETTLE).await?,
             make: prepare(client).await?,
             walks: Walks::prepare(client).await?,
         })
@@ -279,12 +241,12 @@ pub async fn turn(
     let mut held = hold(&held, part)?;
     let mut sums = Sums::default();
     if held.status != ReplayStatus::Running {
-        turn.stopped = stop(&transaction, &held).await?;
+        turn.stopped = settling::stop(&transaction, &held).await?;
         held.phase = 3;
     }
-    settle(&transaction, sql, &held, &mut sums).await?;
+    settling::settle(&transaction, sql, &held, &mut sums).await?;
     let again = if held.phase < 3 {
-        advance(&transaction, sql, &mut held, &mut sums).await?
+        making::advance(&transaction, sql, &mut held, &mut sums).await?
     } else {
         pause(&sums)
     };
@@ -327,189 +289,6 @@ fn hold(row: &Row, part: Part) -> Result<Held, StoreError> {
         channels: row.try_get(19)?,
         now: row.try_get(20)?,
     })
-}
-
-/// Looks where the deliveries are, and counts those of this part that have ended.
-async fn settle(
-    transaction: &Transaction<'_>,
-    sql: &Statements,
-    held: &Held,
-    sums: &mut Sums,
-) -> Result<(), StoreError> {
-    let part = held.part;
-    let params: [&(dyn ToSql + Sync); 3] = [&part.endpoint.0, &held.tenant.0, &MOST_SETTLED];
-    let mut ended: Vec<Uuid> = Vec::new();
-    for row in transaction.query(&sql.settle, &params).await? {
-        let own = row.try_get::<_, i32>(1)? == part.replay.0;
-        let place: i16 = row.try_get(2)?;
-        match (place, own) {
-            (1 | 4, _) => {
-                sums.waiting += usize::from(place == 1);
-                sums.outstanding += 1;
-                sums.own += usize::from(own);
-                continue;
-            }
-            (_, false) => continue,
-            (3, true) => sums.done += 1,
-            (5, true) => sums.failed += 1,
-            (_, true) => sums.skipped += 1,
-        }
-        ended.push(row.try_get(0)?);
-    }
-    sums.settled = ended.len();
-    if !ended.is_empty() {
-        let params: [&(dyn ToSql + Sync); 3] = [&part.endpoint.0, &part.replay.0, &ended];
-        transaction.execute(FORGET, &params).await?;
-    }
-    Ok(())
-}
-
-/// Cancels what was made and never tried.
-async fn stop(transaction: &Transaction<'_>, held: &Held) -> Result<bool, StoreError> {
-    let reason = CloseReason::Cancelled;
-    let (status, code) = (reason.status().code(), reason.code());
-    let params: [&(dyn ToSql + Sync); 6] = [
-        &held.part.endpoint.0,
-        &held.part.replay.0,
-        &held.tenant.0,
-        &status,
-        &code,
-        &held.slot.0,
-    ];
-    Ok(transaction.execute(STOP, &params).await? > 0)
-}
-
-/// Makes new deliveries, if there is room. Returns the pause until the next turn.
-async fn advance(
-    transaction: &Transaction<'_>,
-    sql: &Statements,
-    held: &mut Held,
-    sums: &mut Sums,
-) -> Result<Duration, StoreError> {
-    let taken = not_taken(held.state);
-    // What cannot be sent is only counted, which costs nobody anything.
-    let most = if taken.is_some() {
-        policy::MOST_AT_ONCE
-    } else if held.backlog_full {
-        0
-    } else {
-        let room = policy::room(held.max_in_flight, sums.waiting, sums.outstanding);
-        room.min(policy::allowance(
-            held.per_second,
-            held.paced_until,
-            held.now,
-        ))
-    };
-    if most == 0 {
-        let paced = Duration::try_from(held.paced_until - held.now).unwrap_or_default();
-        return Ok(pause(sums).max(paced).min(Duration::from_secs(60)));
-    }
-    let before = (held.phase, held.range.0);
-    let items = find(transaction, sql, (most, taken), held, sums).await?;
-    if items.is_empty() {
-        return Ok(SOON);
-    }
-    let whose = Whose {
-        tenant: held.tenant,
-        endpoint: held.part.endpoint,
-        replay: Some(held.part.replay),
-    };
-    let made = make(transaction, &sql.make, whose, &items, held.now).await?;
-    if made.is_empty() {
-        // The endpoint was disabled since this turn looked, or another replay took them all: look again.
-        (held.phase, held.range.0) = before;
-        (sums.found, sums.not_count) = (0, 0);
-        sums.not.clear();
-        return Ok(SOON);
-    }
-    // What another replay took meanwhile is that one's.
-    sums.found -= items.len() - made.len();
-    sums.made = made.len();
-    sums.own += made.len();
-    held.paced_until = policy::paced_until(held.per_second, held.paced_until, made.len(), held.now);
-    Ok(SOON)
-}
-
-/// At most so many to be sent again, and moves the cursor behind them.
-async fn find(
-    transaction: &Transaction<'_>,
-    sql: &Statements,
-    (most, taken): (usize, Option<NotReplayable>),
-    held: &mut Held,
-    sums: &mut Sums,
-) -> Result<Vec<Again>, StoreError> {
-    let floor = hold_floor(transaction).await?;
-    let phase = held.phase;
-    let mut items = Vec::new();
-    let (mut seen, mut rows) = (0, most.max(LEAST_SEEN));
-    while items.len() < most && held.phase == phase && seen < MOST_SEEN {
-        rows = rows.min(MOST_SEEN - seen);
-        let walk = Walk {
-            tenant: held.tenant,
-            endpoint: held.part.endpoint,
-            filter: &held.filter,
-            range: held.range,
-            event_types: &held.event_types,
-            channels: &held.channels,
-            floor,
-            now: held.now,
-            rows: i64::try_from(rows).unwrap_or(i64::MAX),
-        };
-        let stretch = if phase == 1 {
-            walk::deliveries(transaction, &sql.walks, &walk).await?
-        } else {
-            walk::events(transaction, &sql.walks, &walk).await?
-        };
-        take(stretch, (most, taken), &mut items, held, sums);
-        seen += rows;
-        rows *= SEEN_GROWS;
-    }
-    Ok(in_order(items))
-}
-
-/// The first of what was found, and moves the cursor behind it.
-fn take(
-    stretch: Stretch,
-    (most, taken): (usize, Option<NotReplayable>),
-    items: &mut Vec<Again>,
-    held: &mut Held,
-    sums: &mut Sums,
-) {
-    let refuse = |sums: &mut Sums, reason, event| {
-        sums.not_count += 1;
-        let named = sums.not.entry(reason).or_default();
-        named.push(event);
-    };
-    for (place, found) in stretch.found {
-        if items.len() >= most {
-            // The next turn begins with this one.
-            held.range.0 = Uuid::from_u128(place.as_u128().saturating_sub(1));
-            return;
-        }
-        sums.found += 1;
-        match (found, taken) {
-            (Found::Not(reason, event), _) => refuse(sums, reason, event),
-            (Found::Again(again), Some(reason)) => refuse(sums, reason, again.event),
-            (Found::Again(again), None) => items.push(again),
-        }
-    }
-    match stretch.seen_to {
-        Some(seen_to) => held.range.0 = seen_to,
-        None if held.phase == 1 && held.filter.wants_events() => {
-            held.phase = 2;
-            held.range.0 = range(&held.filter, held.now).0;
-        }
-        None => held.phase = 3,
-    }
-}
-
-/// Ids are nearly in the order in which events were accepted, but for clocks that differ; what has a place in an
-/// order knows it.
-fn in_order(mut items: Vec<Again>) -> Vec<Again> {
-    if items.iter().any(|item| item.order.is_some()) {
-        items.sort_by_key(|item| item.order.map(|(_key, place)| place));
-    }
-    items
 }
 
 /// Until the next turn, when nothing is to be made.
