@@ -23,6 +23,7 @@ mod limits;
 mod organization_lists;
 mod own_keys;
 mod removals;
+mod replay_document;
 mod replays;
 mod template_fields;
 
