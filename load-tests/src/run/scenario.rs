@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::scripts::Script;
+use super::scripts::{Again, Script};
 use crate::receiver::{Answers, Verify};
 
 /// What the API takes at most, unless it is told otherwise.
@@ -236,13 +236,13 @@ fn replay() -> Scenario {
         ..scripted(
             "replay",
             "live events' latency before and while 100,000 dead letters of one endpoint are replayed",
-            Script::Replay {
+            Script::Replay(Again {
                 events: 100_000,
                 per_second: 1_000.0,
                 limited: 3_000,
                 limit: 50.0,
                 live: 200.0,
-            },
+            }),
         )
     }
 }

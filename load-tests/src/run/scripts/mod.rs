@@ -15,6 +15,7 @@ mod throttle;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+pub(super) use self::replay::Again;
 use super::stage::Stage;
 
 /// What to do, and how much of it.
@@ -57,16 +58,7 @@ pub(super) enum Script {
         per_second: f64,
         burst: u32,
     },
-    Replay {
-        /// Of one endpoint, and how many of them are sent again per second.
-        events: usize,
-        per_second: f64,
-        /// Of an endpoint with a limit, and that limit.
-        limited: usize,
-        limit: f64,
-        /// Events per second beside them, over all endpoints.
-        live: f64,
-    },
+    Replay(Again),
     Ingest {
         /// Events in one request.
         batch: usize,
@@ -130,22 +122,7 @@ pub(super) async fn play(script: Script, stage: &mut Stage<'_>) -> anyhow::Resul
         Script::RateLimit { per_second, burst } => {
             rate_limit::play(stage, per_second, f64::from(burst)).await
         }
-        Script::Replay {
-            events,
-            per_second,
-            limited,
-            limit,
-            live,
-        } => {
-            let again = replay::Again {
-                events,
-                per_second,
-                limited,
-                limit,
-                live,
-            };
-            replay::play(stage, again).await
-        }
+        Script::Replay(again) => replay::play(stage, again).await,
         Script::Ingest {
             batch,
             connections,
@@ -178,18 +155,11 @@ impl Script {
                 new_per_second,
             },
             Self::Ordered { .. } => Self::Ordered { keys: 200 },
-            Self::Replay {
-                per_second,
-                limit,
-                live,
-                ..
-            } => Self::Replay {
+            Self::Replay(again) => Self::Replay(Again {
                 events: 5_000,
-                per_second,
                 limited: 200,
-                limit,
-                live,
-            },
+                ..again
+            }),
             Self::Throttle { most, .. } => Self::Throttle {
                 events: 30,
                 most,
@@ -211,7 +181,7 @@ impl Script {
             Self::HotTenant { .. } => (2, 10),
             Self::Recovery { .. } => (1, 2),
             Self::RateLimit { .. } => (8, 3),
-            Self::Replay { .. } => (2, 5),
+            Self::Replay(_) => (2, 5),
             Self::Ingest { .. } => (20, 10),
             Self::Ordered { .. } => (5, 2),
             Self::Throttle { .. } => (1, 1),
@@ -228,7 +198,7 @@ impl Script {
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
             | Self::HotTenant { .. }
-            | Self::Replay { .. }
+            | Self::Replay(_)
             | Self::Ingest { .. }
             | Self::Throttle { .. } => 3.0,
         }
@@ -238,7 +208,7 @@ impl Script {
     pub(super) fn fields(self, endpoint: usize) -> Option<Map<String, Value>> {
         match self {
             Self::Recovery { per_second, .. } => recovery::fields(endpoint, per_second),
-            Self::Replay { .. } => replay::fields(endpoint),
+            Self::Replay(_) => replay::fields(endpoint),
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
             | Self::LargePayloads { .. }
@@ -261,7 +231,7 @@ impl Script {
             | Self::HotTenant { .. }
             | Self::Recovery { .. }
             | Self::RateLimit { .. }
-            | Self::Replay { .. }
+            | Self::Replay(_)
             | Self::Ingest { .. }
             | Self::Ordered { .. }
             | Self::Throttle { .. } => Vec::new(),

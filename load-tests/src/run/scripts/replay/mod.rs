@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use self::asked::{Asked, ask};
@@ -39,16 +40,16 @@ const LATE_START: u64 = 10_000_000;
 /// How long all that was refused may take to become dead letters.
 const DIES: Duration = Duration::from_secs(120);
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Again {
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(in crate::run) struct Again {
     /// Events of endpoint 0, and how many of them are sent again per second.
-    pub(super) events: usize,
-    pub(super) per_second: f64,
+    pub(in crate::run) events: usize,
+    pub(in crate::run) per_second: f64,
     /// Events of endpoint 1, and its limit.
-    pub(super) limited: usize,
-    pub(super) limit: f64,
+    pub(in crate::run) limited: usize,
+    pub(in crate::run) limit: f64,
     /// Live events per second, over all endpoints.
-    pub(super) live: f64,
+    pub(in crate::run) live: f64,
 }
 
 pub(super) fn fields(endpoint: usize) -> Option<Map<String, Value>> {
