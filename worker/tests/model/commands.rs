@@ -84,6 +84,8 @@ impl World {
                 let command = commands.found[commands.next];
                 commands.next += 1;
                 let (slot, endpoint, tenant) = (command.slot, command.endpoint, command.tenant);
+                // Not before: a probe that goes meanwhile is not the one that is asked for.
+                self.policy.asked_to_retry(endpoint);
                 self.input(
                     index,
                     Input::RetriesDue {
@@ -122,7 +124,6 @@ impl World {
             Verb::RetryNow(delivery) => {
                 process.commands.stage = CommandStage::MakingDue;
                 let now = process.clock.at(boot);
-                self.policy.asked_to_retry(command.endpoint);
                 self.commands_ask(index, Statement::MakeDue(me, delivery, now));
             }
         }
