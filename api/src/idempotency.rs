@@ -8,10 +8,13 @@
 //! - S2: what is kept of a reply is sealed, for its holder and key.
 //! - S3: a reply is given again only to who may what the first one might: the scopes are part of the
 //!   fingerprint.
-//! - Only what succeeded is kept: after an error the same key runs again.
+//! - Only what succeeded is kept: after an error the same key runs again. What a limit refuses claims no key.
+//! - A claim outlives its request: whoever finds it expired finds nobody running. A process that dies between the
+//!   work and the keeping of its reply leaves a key under which the request runs again.
 //! - A client that goes away does not stop what runs: the reply is kept for when it asks again.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use actix_web::body::{self, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -24,9 +27,10 @@ use shared::domain::idempotency::{IdempotencyKey, KeySpace, wrong_key};
 use shared::store::replies::{self, Claimed, KeyHolder};
 use uuid::Uuid;
 
-use crate::json;
+use crate::config::Config;
 use crate::problem::{ApiError, Kind};
-use crate::routes::State;
+use crate::routes::{State, TEST_SLACK};
+use crate::{json, patience};
 
 /// The header.
 const NAME: &str = "Idempotency-Key";
@@ -34,6 +38,20 @@ const NAME: &str = "Idempotency-Key";
 const KEPT: [header::HeaderName; 3] = [header::CONTENT_TYPE, header::ETAG, header::LOCATION];
 /// The largest reply that is kept.
 const MOST_KEPT: usize = 1 << 20;
+
+/// How long a request may run under a claim: it waits for the database, and a test for its receiver as well.
+fn longest_run(config: &Config) -> Duration {
+    config.deadline + config.longest_timeout + TEST_SLACK + patience::MARGIN
+}
+
+/// How long a claim holds: as long as the request may run, and the wait for a connection to keep its reply.
+fn claim_life(config: &Config) -> Duration {
+    longest_run(config) + config.deadline + patience::MARGIN
+}
+
+/// Of a reply that shows the payload of an event, or what was answered to it: it is expunged with the event.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OfEvent(pub(crate) Uuid);
 
 /// The key of an event's request with this body, if it has one.
 pub(crate) fn key(request: &HttpRequest, body: &[u8]) -> Result<Option<IdempotencyKey>, ApiError> {
@@ -84,14 +102,22 @@ pub(crate) async fn once(
         Ok(Begun::Unknown) => Ok(next.call(request).await?.map_into_boxed_body()),
         Ok(Begun::Answered(reply)) => Ok(request.into_response(reply)),
         Ok(Begun::Ours(once)) => {
-            let running = next.call(request);
+            let asked = request.request().clone();
+            let longest = longest_run(&once.app.config);
+            let running = tokio::time::timeout(longest, next.call(request));
             #[expect(
                 clippy::disallowed_methods,
                 reason = "a handler is its thread's own; it ends by itself, its connections have budgets"
             )]
             let ended = actix_web::rt::spawn(async move {
-                let response = running.await?.map_into_boxed_body();
-                once.end(response).await
+                match running.await {
+                    Ok(response) => once.end(response?.map_into_boxed_body()).await,
+                    // What it did is not known, so nobody repeats it before the claim expires.
+                    Err(_elapsed) => {
+                        let problem = patience::too_late().error_response();
+                        Ok(ServiceResponse::new(asked, problem))
+                    }
+                }
             });
             ended.await.unwrap_or_else(|error| {
                 tracing::error!(%error, "a request panicked");
@@ -121,8 +147,11 @@ async fn begin(request: &mut ServiceRequest) -> Result<Begun, ApiError> {
     let Some(app) = request.app_data::<web::Data<State>>().cloned() else {
         return Ok(Begun::Unknown);
     };
-    let Ok((holder, scopes)) = app.auth.holder(request.request()).await else {
-        return Ok(Begun::Unknown);
+    let (holder, scopes) = match app.auth.holder(request.request()).await {
+        Ok(known) => known,
+        // The handler counts no request twice, and so would let this one pass.
+        Err(error) if error.kind() == Kind::RateLimited => return Err(error),
+        Err(_handler_says_it) => return Ok(Begun::Unknown),
     };
     let Some(text) = text(request.request())?.map(str::to_owned) else {
         return Ok(Begun::Unknown);
@@ -137,7 +166,7 @@ async fn begin(request: &mut ServiceRequest) -> Result<Begun, ApiError> {
     request.set_payload(body.into());
 
     let client = app.client().await?;
-    let claimed = replies::claim(&**client, holder, &key).await?;
+    let claimed = replies::claim(&**client, holder, &key, claim_life(&app.config)).await?;
     drop(client);
     match claimed {
         Claimed::Ours(claim) => Ok(Begun::Ours(Once {
@@ -171,13 +200,14 @@ impl Once {
         }
         let (request, response) = response.into_parts();
         let (head, body) = response.into_parts();
+        let of_event = head.extensions().get::<OfEvent>().map(|event| event.0);
         let body = body::to_bytes(body).await.map_err(|error| {
             tracing::error!(%error, "a reply cannot be read");
             ApiError::new(Kind::Internal, "the request was carried out")
         })?;
         let kept = Kept::write(&head, &body);
         let stored = match kept {
-            Some(kept) => self.keep(&kept).await,
+            Some(kept) => self.keep(&kept, of_event).await,
             None => self.give_up().await,
         };
         if let Some(error) = stored {
@@ -187,7 +217,7 @@ impl Once {
         Ok(ServiceResponse::new(request, response))
     }
 
-    async fn keep(&self, reply: &[u8]) -> Option<ApiError> {
+    async fn keep(&self, reply: &[u8], of_event: Option<Uuid>) -> Option<ApiError> {
         let sealed = self
             .app
             .config
@@ -195,7 +225,8 @@ impl Once {
             .seal(reply, &context(self.holder, &self.key));
         let keep = async {
             let client = self.app.client().await?;
-            replies::keep(&**client, self.holder, &self.key, self.claim, &sealed).await?;
+            let reply = (&sealed[..], of_event);
+            replies::keep(&**client, self.holder, &self.key, self.claim, reply).await?;
             Ok(())
         };
         keep.await.err()
@@ -216,11 +247,12 @@ fn context(holder: KeyHolder, key: &IdempotencyKey) -> String {
     format!("reply:{}:{}", holder.code(), key.stored)
 }
 
-/// Its master key is gone: what was done stays done.
+/// It was expunged, or its master key is gone: what was done stays done.
 fn unreadable() -> ApiError {
     ApiError::new(
         Kind::Conflict,
-        "the request was carried out, but its reply was sealed with a master key that is not in use any more",
+        "the request was carried out, but its reply is not to be had any more: it was expunged with its event, \
+         or sealed with a master key that is not in use",
     )
 }
 

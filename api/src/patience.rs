@@ -23,7 +23,7 @@ use crate::routes::State;
 /// The pause before a request that reads is tried again: up to twice this.
 const PAUSE: Duration = Duration::from_millis(100);
 /// What a request may take beyond the wait for the database: its key may have to be looked up first.
-const MARGIN: Duration = Duration::from_secs(2);
+pub(crate) const MARGIN: Duration = Duration::from_secs(2);
 
 /// Middleware of paths whose POSTs have a deadline of their own.
 pub(crate) async fn wait_unless_posted<B: MessageBody>(
@@ -58,12 +58,16 @@ pub(crate) async fn wait<B: MessageBody>(
     match tokio::time::timeout(deadline + MARGIN, answer).await {
         Ok(answer) => Ok(answer?.map_into_left_body()),
         Err(_elapsed) => {
-            let detail = "it took too long; whether anything was changed is not known";
-            let error = ApiError::new(Kind::Unavailable, detail);
-            let response = error.error_response().map_into_right_body();
+            let response = too_late().error_response().map_into_right_body();
             Ok(ServiceResponse::new(request, response))
         }
     }
+}
+
+/// The answer to a request that has not ended by its deadline.
+pub(crate) fn too_late() -> ApiError {
+    let detail = "it took too long; whether anything was changed is not known";
+    ApiError::new(Kind::Unavailable, detail)
 }
 
 async fn read<B: MessageBody>(

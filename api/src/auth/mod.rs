@@ -105,7 +105,8 @@ impl Auth {
         self.caller(request, &known).await
     }
 
-    /// Whose keys of idempotency a request uses, and what its key may, as a text of no meaning.
+    /// Whose keys of idempotency a request uses, and what its key may, as a text of no meaning. Counts the request
+    /// against its key's limit: one that is refused for that claims nothing.
     pub(crate) async fn holder(
         &self,
         request: &HttpRequest,
@@ -115,6 +116,7 @@ impl Auth {
             return Ok((KeyHolder::Operator, String::new()));
         }
         let known = self.keys.key(bearer(request)?, request).await?;
+        take_one(&known, request)?;
         let holder = match known.owner {
             KeyOwner::Organization(organization) if request.path().starts_with("/v1/tenants") => {
                 KeyHolder::Organization(organization)
@@ -360,7 +362,8 @@ pub(crate) async fn make_room(
     Err(ApiError::new(Kind::LimitReached, detail))
 }
 
-/// Counts a request against its key's limit: once, also when it is tried again (`crate::patience`).
+/// Counts a request against its key's limit: once, also when it is tried again (`crate::patience`) or was counted
+/// before its idempotency key was claimed.
 fn take_one(known: &Known, request: &HttpRequest) -> Result<(), ApiError> {
     if known.rate.is_some() && request.extensions().contains::<Remaining>() {
         return Ok(());

@@ -24,6 +24,7 @@ use utoipa::ToSchema;
 
 use super::delivery_document::Attempt;
 use super::{App, endpoints, json as reply};
+use crate::idempotency::OfEvent;
 use crate::json::{self, Fields};
 use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
@@ -37,7 +38,7 @@ static WAITING: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(MOST_WAITI
 const WAITS: &str = "it waits behind the endpoint's breaker, limits or backlog: see the endpoint's health and the delivery";
 
 /// What a test may take besides the request: to be found, and to be recorded.
-const SLACK: Duration = Duration::from_secs(3);
+pub(crate) const SLACK: Duration = Duration::from_secs(3);
 /// By then its request is on the wire and listed by its worker, or something holds it back.
 const BEGUN: Duration = Duration::from_secs(5);
 /// How often it is looked for.
@@ -133,7 +134,10 @@ pub(super) async fn send(
                 delivery_id,
                 attempt,
             };
-            reply(StatusCode::OK, &sent)
+            let mut response = reply(StatusCode::OK, &sent)?;
+            let shows = OfEvent(event_id.0);
+            response.extensions_mut().insert(shows);
+            Ok(response)
         }
         None => {
             let waits = TestWaits {

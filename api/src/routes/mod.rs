@@ -60,6 +60,7 @@ pub(crate) struct State {
 }
 
 pub(crate) use admin::MOST_NAME;
+pub(crate) use endpoint_test::SLACK as TEST_SLACK;
 pub(crate) use endpoints::NextSlot;
 
 impl State {

@@ -6,9 +6,9 @@ use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use shared::store::Session;
-use shared::testing::TestDatabase;
+use shared::testing::{TestDatabase, eventually};
 
-use crate::app::{ADMIN, Reply, Server, text, world};
+use crate::app::{ADMIN, PATIENCE, Reply, Server, text, world};
 
 async fn keyed(server: &Server, path: &str, api_key: &str, key: &str, body: &Value) -> Reply {
     let headers = [("Idempotency-Key", key)];
@@ -264,4 +264,39 @@ async fn every_post_of_the_api_takes_a_key_and_runs_once() {
     let session = database.session().await;
     assert_eq!(count(&session, "organizations").await, 1);
     assert_eq!(count(&session, "tenants").await, 3);
+}
+
+#[tokio::test]
+async fn a_request_past_its_keys_rate_claims_nothing_and_one_that_runs_is_counted_once() {
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let keys = format!("/v1/admin/tenants/{}/keys", tenant.id);
+    let limited = json!({"rate_limit": {"per_second": 1, "burst": 2}});
+    let key = server.post(&keys, ADMIN, &limited).await.expect(201);
+    let key = text(&key["key"]);
+
+    let first = keyed(&server, "/v1/endpoints", &key, "first", &hook()).await;
+    assert_eq!(first.header("ratelimit-remaining"), "1");
+    first.expect(201);
+    let mut asked = 0;
+    let (name, refused) = eventually(PATIENCE, || {
+        asked += 1;
+        let name = format!("k{asked}");
+        async {
+            let reply = keyed(&server, "/v1/endpoints", &key, &name, &hook()).await;
+            (reply.status == 429).then_some((name, reply))
+        }
+    })
+    .await;
+
+    assert_eq!(refused.header("ratelimit-remaining"), "0");
+    refused.problem(429, "rate-limited");
+    let claimed = format!("idempotency_keys WHERE key LIKE '%{name}'");
+    assert_eq!(count(&database.session().await, &claimed).await, 0);
+    // The key is free: it runs as soon as the limit lets it.
+    eventually(PATIENCE, || async {
+        let reply = keyed(&server, "/v1/endpoints", &key, &name, &hook()).await;
+        (reply.status == 201).then_some(())
+    })
+    .await;
 }

@@ -4,7 +4,7 @@
 //!
 //! # Invariants
 //! - One at a time: a row with a claim is one that runs. It ends with its reply, is given up, or
-//!   expires after [`CLAIM_TTL`], when its process died.
+//!   expires, when its process died.
 //! - S3: every statement names the owner.
 
 use std::time::Duration;
@@ -15,10 +15,6 @@ use uuid::Uuid;
 use super::StoreError;
 use crate::domain::idempotency::IdempotencyKey;
 use crate::ids::TenantKey;
-
-/// How long a request may run before another one with its key begins anew. Longer than any request
-/// runs, and short for one whose process died.
-pub const CLAIM_TTL: Duration = Duration::from_secs(30);
 
 /// Uses `idempotency_keys_pkey`; waits for whoever inserts the same key.
 const CLAIM: &str = "
@@ -40,9 +36,9 @@ WHERE k.expires_at <= now()";
 const FIND: &str =
     "SELECT body_hash = $3, reply FROM idempotency_keys WHERE tenant_id = $1 AND key = $2";
 
-/// Uses `idempotency_keys_pkey`.
+/// Uses `idempotency_keys_pkey`. `event_id`: whose payload is in the reply, or what was answered to it.
 const KEEP: &str = "
-UPDATE idempotency_keys SET reply = $4, claim = NULL, expires_at = now() + interval '24 h'
+UPDATE idempotency_keys SET reply = $4, event_id = $5, claim = NULL, expires_at = now() + interval '24 h'
 WHERE tenant_id = $1 AND key = $2 AND claim = $3";
 
 /// Uses `idempotency_keys_pkey`.
@@ -88,13 +84,14 @@ pub enum Claimed {
     Ours(Uuid),
     /// The first one still runs.
     Running,
-    /// It has answered with this, sealed.
+    /// It has answered with this, sealed; empty, if that was expunged.
     Answered(Vec<u8>),
     /// It was another request.
     Mismatch,
 }
 
-/// Claims a key, or tells what it stands for.
+/// Claims a key for so long, or tells what it stands for. The request must have ended by then: another one with its key
+/// begins anew.
 ///
 /// # Errors
 /// Any [`StoreError`].
@@ -102,9 +99,10 @@ pub async fn claim(
     client: &impl GenericClient,
     holder: KeyHolder,
     key: &IdempotencyKey,
+    life: Duration,
 ) -> Result<Claimed, StoreError> {
     let (owner, fingerprint, claim) = (holder.code(), &key.fingerprint[..], Uuid::new_v4());
-    let seconds = CLAIM_TTL.as_secs_f64();
+    let seconds = life.as_secs_f64();
     let inserted = client
         .execute(
             CLAIM,
@@ -151,7 +149,8 @@ pub async fn claim_batch(
     Ok(row.map(|row| row.try_get(0)).transpose()?.unwrap_or(true))
 }
 
-/// Ends a claim with a reply, which is given again for a day. Not, if the claim expired before.
+/// Ends a claim with a reply, which is given again for a day. Not, if the claim expired before. With the event whose
+/// payload the reply shows, or what was answered to it.
 ///
 /// # Errors
 /// Any [`StoreError`].
@@ -160,10 +159,11 @@ pub async fn keep(
     holder: KeyHolder,
     key: &IdempotencyKey,
     claim: Uuid,
-    reply: &[u8],
+    (reply, of_event): (&[u8], Option<Uuid>),
 ) -> Result<(), StoreError> {
+    let owner = holder.code();
     client
-        .execute(KEEP, &[&holder.code(), &key.stored, &claim, &reply])
+        .execute(KEEP, &[&owner, &key.stored, &claim, &reply, &of_event])
         .await?;
     Ok(())
 }
