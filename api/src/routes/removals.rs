@@ -8,7 +8,7 @@ use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse};
 use serde::Serialize;
 use shared::domain::audit::Object;
-use shared::ids::{EventId, OrganizationId, RemovalId, TenantId};
+use shared::ids::{EndpointId, EventId, OrganizationId, RemovalId, TenantId};
 use shared::store::removals::{self as store, Kind, Removal};
 use shared::store::{notify, tenants};
 use utoipa::ToSchema;
@@ -29,9 +29,9 @@ use crate::problem::ApiError;
 pub(super) struct RemovalReply {
     #[schema(value_type = schema::RemovalId)]
     id: RemovalId,
-    /// `tenant`, `organization`, `payloads` (of a tenant) or `payload` (of one event).
+    /// `tenant`, `organization`, `payloads` (of a tenant), `payload` (of one event) or `endpoint` (what is secret of a deleted one).
     kind: &'static str,
-    /// Of the tenant, organization or event.
+    /// Of the tenant, organization, event or endpoint.
     #[schema(example = "tnt_01kb9h2v3cfzqt9m6w8x5y7r2n")]
     object_id: String,
     /// `running` or `done`.
@@ -53,6 +53,7 @@ impl From<Removal> for RemovalReply {
                 Kind::Tenant | Kind::Payloads => TenantId(object).to_string(),
                 Kind::Organization => OrganizationId(object).to_string(),
                 Kind::Payload => EventId(object).to_string(),
+                Kind::Endpoint => EndpointId(object).to_string(),
             },
             status: if removal.finished_at.is_some() {
                 "done"

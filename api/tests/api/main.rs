@@ -38,6 +38,7 @@ mod postbacks;
 mod proxy;
 mod python;
 mod removals;
+mod removed;
 mod replays;
 mod signatures;
 mod ssrf;

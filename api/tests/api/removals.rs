@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use shared::ids::{EventId, Incarnation, TenantId};
+use shared::ids::{EndpointId, EventId, Incarnation, TenantId};
 use shared::runtime::clock::boot_time;
 use shared::store::leases;
 use shared::store::removals::{self, Progress};
@@ -18,7 +18,7 @@ use crate::organization_lists::Organization;
 const NEEDLE: &str = "needle-in-the-payload";
 
 /// Does what the worker's job does until nothing is left to do, without its waits.
-async fn work_off(database: &TestDatabase) {
+pub(crate) async fn work_off(database: &TestDatabase) {
     let mut session = database.database().connect(Role::Worker).await.unwrap();
     let owner = Uuid::new_v4();
     session
@@ -43,7 +43,7 @@ async fn work_off(database: &TestDatabase) {
 }
 
 /// Tables, partitions included, with a row in which this text is, as it is or as bytes.
-async fn tables_with(session: &Session, needle: &str) -> Vec<String> {
+pub(crate) async fn tables_with(session: &Session, needle: &str) -> Vec<String> {
     let hex: String = needle.bytes().map(|byte| format!("{byte:02x}")).collect();
     let tables = session
         .query(
@@ -99,7 +99,8 @@ async fn key_inside(session: &Session, id: &str) -> i32 {
     session.query_one(query, &[&id.0]).await.unwrap().get(0)
 }
 
-/// An event with a waiting delivery, a dead letter and an attempt whose response repeats the payload.
+/// An event with a waiting delivery, and one that sent it again: a dead letter with an attempt whose response repeats the
+/// payload.
 async fn event_with_history(session: &Session, tenant: &Tenant<'_>, size: usize) -> String {
     let filler = "x".repeat(size);
     let published = tenant
@@ -113,6 +114,14 @@ async fn event_with_history(session: &Session, tenant: &Tenant<'_>, size: usize)
         .execute(
             "INSERT INTO dead_letters (tenant_id, id, endpoint_id, event_id, class, attempts_made, kind, root_id)
              SELECT $1, $2, id, $3, 1, 5, 0, $2 FROM endpoints WHERE tenant_id = $1 LIMIT 1",
+            &[&key, &dead, &event.0],
+        )
+        .await
+        .unwrap();
+    session
+        .execute(
+            "INSERT INTO replayed (tenant_id, delivery_id, endpoint_id, event_id)
+             SELECT $1, $2, id, $3 FROM endpoints WHERE tenant_id = $1 LIMIT 1",
             &[&key, &dead, &event.0],
         )
         .await
@@ -176,6 +185,73 @@ async fn an_expunged_payload_is_in_no_table_and_nothing_of_it_is_sent() {
     assert_eq!(bytes, b"\"kept\"");
     let waits = tenant.get(&format!("{other}/deliveries")).await.expect(200);
     assert_eq!(waits["data"][0]["status"], "pending");
+}
+
+#[tokio::test]
+async fn what_is_secret_of_a_deleted_endpoint_is_removed_and_its_history_is_still_shown() {
+    let (database, server) = world().await;
+    let session = database.session().await;
+    let tenant = server.tenant("acme").await;
+    let settings = json!({"headers": {"Authorization": "Bearer x"}, "signing": ["v1", "v1a"]});
+    let endpoint = tenant.endpoint(settings).await;
+    let other = tenant.endpoint(json!({})).await;
+    let id = text(&endpoint["id"]);
+    event_with_history(&session, &tenant, 10).await;
+    // One of its deliveries is held back by a pause, where its owner does not look.
+    session
+        .batch_execute(
+            "UPDATE endpoints SET sealed_client_certificate = 'x';
+             UPDATE ready SET slot = slot - 256 WHERE endpoint_id = (SELECT min(id) FROM endpoints)",
+        )
+        .await
+        .unwrap();
+
+    let path = format!("/v1/endpoints/{id}");
+    server.delete(&path, &tenant.key).await.expect(204);
+    work_off(&database).await;
+
+    let secrets = session
+        .query(
+            "SELECT e.id FROM endpoints e WHERE e.sealed_headers IS NOT NULL OR e.sealed_client_certificate IS NOT NULL
+             UNION ALL SELECT endpoint_id FROM endpoint_secrets UNION ALL SELECT endpoint_id FROM endpoint_key_pairs",
+            &[],
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        secrets.len(),
+        2,
+        "the certificate and the secret of the other one"
+    );
+    let query = "SELECT DISTINCT e.public_id FROM endpoint_secrets s JOIN endpoints e ON e.id = s.endpoint_id";
+    let whose: Uuid = session.query_one(query, &[]).await.unwrap().get(0);
+    assert_eq!(EndpointId(whose).to_string(), text(&other["id"]));
+    let of_it = format!("/v1/deliveries?endpoint_id={id}");
+    let deliveries = tenant.get(&of_it).await.expect(200);
+    let deliveries = deliveries["data"].as_array().unwrap();
+    assert!(deliveries.iter().all(|it| it["endpoint_id"] == id.as_str()));
+    let of = |status: &str| {
+        let found: Vec<&Value> = deliveries
+            .iter()
+            .filter(|it| it["status"] == status)
+            .collect();
+        assert_eq!(found.len(), 1, "{status}: {deliveries:?}");
+        found[0].clone()
+    };
+    assert_eq!(of("cancelled")["close_reason"], "endpoint_deleted");
+    let attempts = format!("/v1/deliveries/{}/attempts", text(&of("dead_letter")["id"]));
+    let attempts = tenant.get(&attempts).await.expect(200);
+    assert_eq!(attempts["data"][0]["url"], endpoint["url"]);
+    let dead = tenant.get("/v1/dead-letters").await.expect(200);
+    assert_eq!(dead["data"][0]["endpoint_id"], id.as_str());
+    tenant.get(&path).await.problem(404, "not-found");
+    let removals = server.get("/v1/admin/removals", ADMIN).await.expect(200);
+    let removal = &removals["data"][0];
+    assert_eq!(
+        (&removal["kind"], &removal["status"]),
+        (&json!("endpoint"), &json!("done"))
+    );
+    assert_eq!(removal["object_id"], id.as_str());
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! What is expunged or deleted while workers run: nothing of it is sent any more, and it is gone.
 
+use load_tests::client;
 use serde_json::{Value, json};
 use shared::domain::delivery::CloseReason;
 use shared::ids::{DeliveryId, TenantId};
@@ -80,6 +81,40 @@ async fn an_expunged_event_is_never_sent_again_and_an_empty_body_never_at_all() 
     world.each_delivery_in_one_place().await;
     let dead = world.count("SELECT count(*) FROM dead_letters").await;
     assert_eq!(dead, 0, "nothing of it pages an operator");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_answered_to_a_test_is_not_given_again_when_its_event_was_expunged() {
+    let database = TestDatabase::new().await;
+    let world = World::start(database.url(), database.database()).await;
+    let _worker = world.worker().await;
+    let endpoint = world.endpoint("echo", json!({})).await;
+    let echo = Answer::now(400).body(b"you said: needle".to_vec());
+    world.receiver.answers(&endpoint.path, &[echo]);
+    let path = format!("/v1/endpoints/{}/test", endpoint.id);
+    let headers = [("Idempotency-Key", "once")];
+    let post = client::request_with(("POST", &path), Some(&world.key), &headers, b"{}");
+
+    let (status, first) = world.exchange(&post).await;
+    assert_eq!(status, 200, "{first}");
+    assert!(first.contains("needle"), "{first}");
+    assert_eq!(world.exchange(&post).await, (200, first.clone()));
+    let first: Value = serde_json::from_str(&first).unwrap();
+    let payload = format!("/v1/events/{}/payload", first["event_id"].as_str().unwrap());
+    world.ask("DELETE", &payload, &Value::Null).await;
+
+    // At once: it is not left to the job.
+    let (status, again) = world.exchange(&post).await;
+    assert_eq!(status, 409, "{again}");
+    assert!(
+        again.contains("expunged") && !again.contains("needle"),
+        "{again}"
+    );
+    assert_eq!(
+        world.receiver.count_at(&endpoint.path),
+        1,
+        "it was carried out once"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -187,7 +187,7 @@ pub struct Delivery {
     pub ended_at: Option<OffsetDateTime>,
     /// Its last attempt, as far as it counts.
     pub last: Option<LastAttempt>,
-    /// It was asked for by a person.
+    /// Of what was sent before, or not at all: its event is older than it is.
     pub replay: Option<Replayed>,
 }
 

@@ -15,7 +15,7 @@ use tokio_postgres::types::{Json, ToSql};
 use tokio_postgres::{GenericClient, Transaction};
 use uuid::Uuid;
 
-use super::{StoreError, endpoint_secrets};
+use super::{StoreError, endpoint_secrets, removals};
 use crate::domain::endpoint::{EndpointSettings, EndpointState};
 use crate::ids::{EndpointKey, Slot, TenantKey};
 
@@ -285,6 +285,9 @@ pub async fn update(
     let enabled = |draft: &EndpointDraft| draft.state == EndpointState::Enabled;
     if enabled(draft) && !enabled(&endpoint.draft) {
         start_with_probe(transaction, tenant, &changed).await?;
+    }
+    if draft.state == EndpointState::Deleted {
+        removals::begin_endpoint(transaction, tenant, changed.id).await?;
     }
     announce(transaction, tenant, &changed).await?;
     Ok(changed)

@@ -68,6 +68,8 @@ pub const MIGRATIONS: &[Migration] = migrations![
         "add_limits_and_audit_log",
         "0015_add_limits_and_audit_log.sql"
     ),
+    (16, "complete_removals", "0016_complete_removals.sql"),
+    (17, "index_kept_replies", "0017_index_kept_replies.sql"),
 ];
 
 /// The schema that this program reads and writes.

@@ -5,7 +5,9 @@
 //!
 //! # Invariants
 //! - D6: a dead letter stays as it is; what lives is a new delivery of its event. `replayed_as` is set in
-//!   the statement that makes it, so each dead letter is revived once, whatever answer was lost.
+//!   the statement that makes it, so each dead letter is revived once, whatever answer was lost. What lives is
+//!   noted in `replayed` too, as every delivery of an event that is not new: whoever expunges the event finds it
+//!   there, whatever became of the dead letter.
 //! - No loop (review finding 21): what was revived by itself and died again is never revived by itself.
 //! - A revived delivery finds its payload: [`revive`] holds the floor of [`super::retention`].
 //! - D3: [`revive`] is fenced by owner and epoch, and locks the slot. [`outages`] only reads.
@@ -63,7 +65,7 @@ pair AS MATERIALIZED (
 marked AS (
   UPDATE dead_letters d SET replayed_as = (SELECT p.new_id FROM pair p WHERE p.id = d.id)
   WHERE d.ctid = ANY (ARRAY(SELECT c FROM pair)) AND d.replayed_as IS NULL
-  RETURNING d.tenant_id, d.endpoint_id, d.event_id, d.order_key, d.order_seq, d.replayed_as AS id,
+  RETURNING d.tenant_id, d.endpoint_id, d.event_id, d.order_key, d.order_seq, d.id AS source_id, d.replayed_as AS id,
             (SELECT p.deliver_before FROM pair p WHERE p.id = d.id) AS deliver_before),
 live AS (
   INSERT INTO ready (slot, tenant_id, endpoint_id, id, event_id, kind, deliver_before)
@@ -73,7 +75,10 @@ live_in_order AS (
   INSERT INTO ready_ordered (slot, tenant_id, endpoint_id, order_key, order_seq, id, event_id, kind, deliver_before)
   SELECT dest.slot, m.tenant_id, m.endpoint_id, m.order_key,
          CASE WHEN dest.block THEN m.order_seq ELSE nextval('order_seq') END, m.id, m.event_id, $9, m.deliver_before
-  FROM (SELECT * FROM marked WHERE order_key IS NOT NULL ORDER BY order_seq, id OFFSET 0) m CROSS JOIN dest WHERE dest.ordered)
+  FROM (SELECT * FROM marked WHERE order_key IS NOT NULL ORDER BY order_seq, id OFFSET 0) m CROSS JOIN dest WHERE dest.ordered),
+remembered AS (
+  INSERT INTO replayed (tenant_id, delivery_id, endpoint_id, event_id, source_id)
+  SELECT tenant_id, id, endpoint_id, event_id, source_id FROM marked)
 SELECT ARRAY(SELECT id FROM marked), (SELECT count(*) FROM ok)";
 
 /// Loose index scan of `dead_letters_revivable`, then per endpoint: `endpoints_pkey`,

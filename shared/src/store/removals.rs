@@ -1,11 +1,12 @@
-//! Removal: tenants, organizations and payloads that somebody wants gone.
+//! Removal: tenants, organizations, payloads and secrets that somebody wants gone.
 //!
 //! What stops at once (keys, endpoints) is done in the transaction of the request; the rows go in the
 //! background, in batches of a worker's job. A removal walks the tables one after the other; how far it is
 //! stands in its row, written in the transaction of each batch, so a job that was interrupted goes on.
 //!
 //! Expunging empties the payload (no JSON text is empty), so that the event is still there to be listed, and
-//! the captured responses of its attempts. What was not delivered yet is closed.
+//! the captured responses of its attempts. What was not delivered yet is closed. A deleted endpoint's row stays for its
+//! history; what is secret of it goes as soon as nothing can be sent to it.
 //!
 //! # Invariants
 //! - D3: each batch is fenced by the job's lease. D6: what is final stays final.
@@ -16,6 +17,7 @@
 //! be on the wire) are why a removal waits a minute before its rows go, and looks again before it ends.
 
 mod batches;
+mod expunge;
 mod statements;
 
 use time::OffsetDateTime;
@@ -25,11 +27,11 @@ use uuid::Uuid;
 
 use super::StoreError;
 use crate::domain::coded;
-use crate::ids::{TenantKey, created_at, lower_bound, new_v7};
+use crate::ids::{TenantKey, lower_bound, new_v7};
 use crate::runtime::clock::wall_time;
 
-use self::batches::expunge_at_once;
 pub use self::batches::{Progress, advance};
+use self::expunge::empty_at_once;
 pub use self::statements::STATEMENTS;
 use self::statements::{
     ADD, EVENT_EXISTS, FIND, LIST, MARK_ORGANIZATION, MARK_TENANT, MARK_TENANTS_OF, REVOKE_KEYS,
@@ -47,6 +49,8 @@ coded! {
         Payloads = 3 "payloads",
         /// The payload of one event.
         Payload = 4 "payload",
+        /// What is secret of an endpoint.
+        Endpoint = 5 "endpoint",
     }
 }
 
@@ -60,7 +64,7 @@ pub struct Removal {
     pub kind: Kind,
     tenant: Option<i32>,
     organization: Option<i32>,
-    /// The public id of the tenant, organization or event.
+    /// The public id of the tenant, organization, event or endpoint.
     pub object: Uuid,
     before: Option<Uuid>,
     step: i16,
@@ -169,8 +173,22 @@ pub async fn begin_payload(
         None,
     )
     .await?;
-    expunge_at_once(transaction, &removal).await?;
+    empty_at_once(transaction, &removal).await?;
     Ok(Some(removal))
+}
+
+/// Begins to remove what is secret of an endpoint, in the transaction that deletes it.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub(super) async fn begin_endpoint(
+    transaction: &Transaction<'_>,
+    tenant: TenantKey,
+    endpoint: Uuid,
+) -> Result<(), StoreError> {
+    let whose = (Some(tenant.0), None);
+    add(transaction, Kind::Endpoint, whose, endpoint, None).await?;
+    Ok(())
 }
 
 /// A removal, if it is of this tenant or organization; with neither, whosever it is.
@@ -203,16 +221,6 @@ pub async fn list(
     rows.iter().map(read).collect()
 }
 
-fn begin(kind: Kind, object: Uuid) -> Uuid {
-    match kind {
-        Kind::Payload => {
-            let millisecond = lower_bound(created_at(object) - time::Duration::milliseconds(1));
-            Uuid::from_u128(millisecond.as_u128().saturating_sub(1))
-        }
-        Kind::Tenant | Kind::Organization | Kind::Payloads => Uuid::nil(),
-    }
-}
-
 async fn add(
     transaction: &Transaction<'_>,
     kind: Kind,
@@ -220,14 +228,13 @@ async fn add(
     object: Uuid,
     before: Option<Uuid>,
 ) -> Result<Removal, StoreError> {
-    let params: [&(dyn ToSql + Sync); 7] = [
+    let params: [&(dyn ToSql + Sync); 6] = [
         &new_v7(wall_time()),
         &kind.code(),
         &tenant,
         &organization,
         &object,
         &before,
-        &begin(kind, object),
     ];
     read(&transaction.query_one(ADD, &params).await?)
 }

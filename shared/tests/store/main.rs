@@ -25,6 +25,7 @@ mod plans;
 mod policy_plans;
 mod queue;
 mod recovery;
+mod removals;
 mod replays;
 mod retention;
 mod sealed;

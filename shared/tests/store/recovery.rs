@@ -76,6 +76,14 @@ async fn the_oldest_of_an_outage_live_again_first_as_new_deliveries_of_their_eve
     assert_eq!(replayed(&owner, first).await, Some(ids[0]));
     assert_eq!(replayed(&owner, second).await, Some(ids[1]));
     assert_eq!(replayed(&owner, later).await, None);
+    let noted =
+        "replayed y JOIN dead_letters d ON d.replayed_as = y.delivery_id AND d.id = y.source_id
+                   AND d.event_id = y.event_id AND d.endpoint_id = y.endpoint_id";
+    assert_eq!(
+        owner.count(noted).await,
+        2,
+        "found by who expunges the event"
+    );
     let same = "ready r JOIN dead_letters d ON d.replayed_as = r.id AND d.event_id = r.event_id
                 WHERE r.kind = 2 AND r.slot = 1 AND r.endpoint_id = 1 AND r.attempts_made = 0";
     assert_eq!(owner.count(same).await, 2);

@@ -4,23 +4,23 @@ use tokio_postgres::Transaction;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
+use super::expunge::{close, expunge};
 use super::statements::{
-    CLOSE_READY, CLOSE_READY_ORDERED, CLOSE_RETRY, DELETE_ATTEMPTS, DELETE_CLOSED,
-    DELETE_DEAD_LETTERS, DELETE_ENDPOINTS, DELETE_EVENTS, DELETE_EVENTS_KEPT, DELETE_ORGANIZATION,
-    DELETE_READY, DELETE_READY_ORDERED, DELETE_REPLAYED, DELETE_REST, DELETE_RETRY, DELETE_TENANT,
-    EMPTY_ATTEMPTS, EMPTY_EVENTS, EMPTY_EVENTS_KEPT, MARK_TENANTS_OF, NEXT, RECLASS_DEAD_LETTERS,
-    SAVE, STOP_ENDPOINTS,
+    DELETE_ATTEMPTS, DELETE_CLOSED, DELETE_DEAD_LETTERS, DELETE_ENDPOINTS, DELETE_EVENTS,
+    DELETE_EVENTS_KEPT, DELETE_ORGANIZATION, DELETE_READY, DELETE_READY_ORDERED, DELETE_REPLAYED,
+    DELETE_REST, DELETE_RETRY, DELETE_TENANT, LIVE_OF_ENDPOINT, MARK_TENANTS_OF, NEXT, SAVE,
+    STOP_ENDPOINTS, WIPE_ENDPOINT,
 };
-use super::{Kind, Removal, begin, read};
-use crate::domain::delivery::{CloseReason, DeadLetterClass};
+use super::{Kind, Removal, read};
+use crate::domain::delivery::CloseReason;
 use crate::store::leases::{self, Lease};
 use crate::store::{Session, StoreError};
 
 /// Rows of a batch with payloads, and without.
-const PAYLOADS: i64 = 200;
+pub(super) const PAYLOADS: i64 = 200;
 const NARROW: i64 = 2_000;
 /// How long whatever was under way when a removal began may still write, in seconds.
-const SETTLE_SECONDS: f64 = 60.0;
+pub(super) const SETTLE_SECONDS: f64 = 60.0;
 
 /// What a batch did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,33 +45,6 @@ const TENANT_STEPS: [(&str, i64); 8] = [
     (DELETE_ATTEMPTS, PAYLOADS),
 ];
 
-/// Which parameters a batch of an expunging walk has besides the first five.
-#[derive(Clone, Copy)]
-enum Batch {
-    Close,
-    Reclass,
-    Empty,
-}
-
-/// Payloads first: nothing that is loaded after that is sent. The last three are repeated later, for what was on
-/// the wire, or on its way to `events_kept` by a copy of retention that had read it before.
-const EXPUNGE_STEPS: [(&str, Batch, i64); 10] = [
-    (EMPTY_EVENTS, Batch::Empty, PAYLOADS),
-    (EMPTY_EVENTS_KEPT, Batch::Empty, PAYLOADS),
-    (CLOSE_READY, Batch::Close, NARROW),
-    (CLOSE_RETRY, Batch::Close, NARROW),
-    (CLOSE_READY_ORDERED, Batch::Close, NARROW),
-    (RECLASS_DEAD_LETTERS, Batch::Reclass, NARROW),
-    (EMPTY_ATTEMPTS, Batch::Empty, PAYLOADS),
-    (EMPTY_EVENTS_KEPT, Batch::Empty, PAYLOADS),
-    (RECLASS_DEAD_LETTERS, Batch::Reclass, NARROW),
-    (EMPTY_ATTEMPTS, Batch::Empty, PAYLOADS),
-];
-/// How many of them empty payloads.
-const PAYLOAD_STEPS: usize = 2;
-/// The first that is a repetition.
-const SECOND_LOOK: i16 = 7;
-
 /// One batch of the removal that has waited longest.
 ///
 /// # Errors
@@ -86,7 +59,8 @@ pub async fn advance(session: &mut Session, lease: &Lease) -> Result<Progress, S
     let next = match removal.kind {
         Kind::Tenant => remove_tenant(&transaction, &removal).await?,
         Kind::Organization => remove_organization(&transaction, &removal).await?,
-        Kind::Payloads | Kind::Payload => expunge_next(&transaction, &removal).await?,
+        Kind::Payloads | Kind::Payload => expunge(&transaction, &removal).await?,
+        Kind::Endpoint => wipe_endpoint(&transaction, &removal).await?,
     };
     let params: [&(dyn ToSql + Sync); 6] = [
         &removal.key,
@@ -107,13 +81,13 @@ pub async fn advance(session: &mut Session, lease: &Lease) -> Result<Progress, S
 
 /// Where a removal stands after a batch.
 #[derive(Default)]
-struct Next {
-    step: i16,
-    after: Uuid,
-    rows: i64,
-    wait_seconds: f64,
-    finished: bool,
-    stopped: bool,
+pub(super) struct Next {
+    pub(super) step: i16,
+    pub(super) after: Uuid,
+    pub(super) rows: i64,
+    pub(super) wait_seconds: f64,
+    pub(super) finished: bool,
+    pub(super) stopped: bool,
 }
 
 /// Step 0 stops endpoints, then come the tables, the endpoints, the rest and the tenant.
@@ -211,73 +185,44 @@ async fn remove_organization(
     })
 }
 
-async fn expunge_next(
+/// Whatever is under way is waited for; what its owner did not close, because a pause holds it back, is closed here.
+async fn wipe_endpoint(
     transaction: &Transaction<'_>,
     removal: &Removal,
 ) -> Result<Next, StoreError> {
-    let step = usize::try_from(removal.step).unwrap_or(usize::MAX);
-    let Some((statement, kind, limit)) = EXPUNGE_STEPS.get(step) else {
+    if removal.step == 0 {
         return Ok(Next {
-            step: removal.step,
-            finished: true,
-            ..Next::default()
+            wait_seconds: SETTLE_SECONDS,
+            ..removal.moves_on(0)
         });
-    };
-    let (last, rows) = expunge(transaction, removal, (statement, *kind), *limit).await?;
-    Ok(match last {
-        Some(after) => Next {
-            step: removal.step,
-            after,
-            rows,
-            ..Next::default()
-        },
-        None => Next {
-            step: removal.step + 1,
-            after: removal.first(),
-            rows,
-            wait_seconds: if removal.step + 1 == SECOND_LOOK {
-                SETTLE_SECONDS
-            } else {
-                0.0
-            },
-            ..Next::default()
-        },
+    }
+    let live = transaction
+        .query(LIVE_OF_ENDPOINT, &[&removal.object, &NARROW])
+        .await?;
+    if !live.is_empty() {
+        let live: Vec<Uuid> = live
+            .iter()
+            .map(|row| row.try_get(0))
+            .collect::<Result<_, _>>()?;
+        let tenant = removal.tenant.unwrap_or_default();
+        let closed = close(transaction, tenant, &live, CloseReason::EndpointDeleted).await?;
+        return Ok(Next {
+            // What is on the wire ends by itself.
+            wait_seconds: 1.0,
+            ..removal.stays(closed)
+        });
+    }
+    let row = transaction
+        .query_one(WIPE_ENDPOINT, &[&removal.object])
+        .await?;
+    Ok(Next {
+        finished: true,
+        ..removal.stays(row.try_get(0)?)
     })
 }
 
-/// The payload of one event, in the transaction of the request.
-pub(super) async fn expunge_at_once(
-    transaction: &Transaction<'_>,
-    removal: &Removal,
-) -> Result<(), StoreError> {
-    for (statement, batch, limit) in EXPUNGE_STEPS.into_iter().take(PAYLOAD_STEPS) {
-        expunge(transaction, removal, (statement, batch), limit).await?;
-    }
-    Ok(())
-}
-
-async fn expunge(
-    transaction: &Transaction<'_>,
-    removal: &Removal,
-    (statement, kind): (&str, Batch),
-    limit: i64,
-) -> Result<(Option<Uuid>, i64), StoreError> {
-    let tenant = removal.tenant.unwrap_or_default();
-    let (from, to) = removal.events();
-    let reason = CloseReason::Expunged;
-    let (status, code) = (reason.status().code(), reason.code());
-    let class = DeadLetterClass::Expired.code();
-    let mut params: Vec<&(dyn ToSql + Sync)> = vec![&tenant, &removal.after, &limit, &from, &to];
-    match kind {
-        Batch::Close => params.extend([&status as &(dyn ToSql + Sync), &code]),
-        Batch::Reclass => params.push(&class),
-        Batch::Empty => {}
-    }
-    batch(transaction, statement, &params).await
-}
-
 /// The last id that a batch has walked over, if there was one, and how many rows it changed.
-async fn batch(
+pub(super) async fn batch(
     transaction: &Transaction<'_>,
     statement: &str,
     params: &[&(dyn ToSql + Sync)],
@@ -288,7 +233,7 @@ async fn batch(
 
 impl Removal {
     /// The same step again.
-    fn stays(&self, rows: i64) -> Next {
+    pub(super) fn stays(&self, rows: i64) -> Next {
         Next {
             step: self.step,
             after: self.after,
@@ -298,27 +243,11 @@ impl Removal {
     }
 
     /// The next step, from its beginning.
-    fn moves_on(&self, rows: i64) -> Next {
+    pub(super) fn moves_on(&self, rows: i64) -> Next {
         Next {
             step: self.step.saturating_add(1),
             rows,
             ..Next::default()
         }
-    }
-
-    /// The events whose payloads are expunged: from the first (included) to the second (excluded).
-    fn events(&self) -> (Uuid, Uuid) {
-        match (self.kind, self.before) {
-            (Kind::Payload, _) => {
-                let next = self.object.as_u128().saturating_add(1);
-                (self.object, Uuid::from_u128(next))
-            }
-            (_, before) => (Uuid::nil(), before.unwrap_or(Uuid::nil())),
-        }
-    }
-
-    /// Where a walk begins: no delivery is older than its event.
-    fn first(&self) -> Uuid {
-        begin(self.kind, self.object)
     }
 }

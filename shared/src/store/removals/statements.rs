@@ -30,39 +30,61 @@ macro_rules! delete_batch {
     };
 }
 
-/// The live rows of a tenant whose events are from $4 (included) to $5 (excluded), closed; their owners are told to
-/// load anew. What is on the wire is left to its worker.
-macro_rules! close_batch {
-    ($table:literal) => {
+/// A tenant's deliveries after $2, and whether their events are from $4 (included) to $5 (excluded).
+macro_rules! walk {
+    ($table:literal, $id:literal) => {
         concat!(
-            "WITH flying AS MATERIALIZED (SELECT unnest(in_flight) AS id FROM workers WHERE expires_at > now()),
-             batch AS MATERIALIZED (
-               SELECT id, event_id FROM ", $table, " WHERE tenant_id = $1 AND id > $2 ORDER BY tenant_id, id LIMIT $3),
-             gone AS (
-               DELETE FROM ", $table, " r WHERE r.tenant_id = $1 AND r.id IN (
-                 SELECT b.id FROM batch b WHERE b.event_id >= $4 AND b.event_id < $5 AND NOT b.id IN (SELECT id FROM flying))
-               RETURNING r.slot, r.tenant_id, r.id, r.endpoint_id, r.event_id, r.attempts_made),
-             shut AS (
-               INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason, attempts_made)
-               SELECT tenant_id, id, endpoint_id, event_id, $6, $7, attempts_made FROM gone),
-             told AS (
-               INSERT INTO commands (slot, tenant_id, endpoint_id, verb)
-               SELECT DISTINCT CASE WHEN slot < 0 THEN slot + 256 ELSE slot END, tenant_id, endpoint_id, 1::int2 FROM gone)
-             SELECT (SELECT id FROM batch ORDER BY id DESC LIMIT 1), (SELECT count(*) FROM gone)"
+            "SELECT ",
+            $id,
+            ", event_id >= $4 AND event_id < $5 FROM ",
+            $table,
+            " WHERE tenant_id = $1 AND ",
+            $id,
+            " > $2 ORDER BY tenant_id, ",
+            $id,
+            " LIMIT $3"
         )
     };
 }
 
-/// Payloads of a tenant's events from $4 to $5.
+/// Bytes that are kept of a tenant's events from $4 to $5. `$held`: what the index asks for.
 macro_rules! empty_batch {
-    ($table:literal) => {
+    ($table:literal, $event:literal, $bytes:literal, $held:literal) => {
         concat!(
             "WITH last AS MATERIALIZED (
-               SELECT id FROM (SELECT id FROM ", $table, " WHERE tenant_id = $1 AND id > $2 AND id >= $4 AND id < $5
-                 ORDER BY tenant_id, id LIMIT $3) b ORDER BY id DESC LIMIT 1),
+               SELECT id FROM (SELECT ",
+            $event,
+            " AS id FROM ",
+            $table,
+            " WHERE tenant_id = $1 AND ",
+            $event,
+            " > $2 AND ",
+            $event,
+            " >= $4 AND ",
+            $event,
+            " < $5",
+            $held,
+            "
+                 ORDER BY tenant_id, ",
+            $event,
+            " LIMIT $3) b ORDER BY id DESC LIMIT 1),
              gone AS (
-               UPDATE ", $table, " SET payload = '' WHERE tenant_id = $1 AND id > $2 AND id >= $4 AND id <= (SELECT id FROM last)
-                 AND octet_length(payload) > 0 RETURNING 1)
+               UPDATE ",
+            $table,
+            " SET ",
+            $bytes,
+            " = '' WHERE tenant_id = $1 AND ",
+            $event,
+            " > $2 AND ",
+            $event,
+            " >= $4
+                 AND ",
+            $event,
+            " <= (SELECT id FROM last) AND octet_length(",
+            $bytes,
+            ") > 0",
+            $held,
+            " RETURNING 1)
              SELECT (SELECT id FROM last), (SELECT count(*) FROM gone)"
         )
     };
@@ -76,27 +98,73 @@ pub(super) const DELETE_CLOSED: &str = delete_batch!("closed", "id");
 pub(super) const DELETE_EVENTS: &str = delete_batch!("events", "id");
 pub(super) const DELETE_EVENTS_KEPT: &str = delete_batch!("events_kept", "id");
 pub(super) const DELETE_ATTEMPTS: &str = delete_batch!("attempts", "delivery_id");
-pub(super) const CLOSE_READY: &str = close_batch!("ready");
-pub(super) const CLOSE_RETRY: &str = close_batch!("retry");
-pub(super) const CLOSE_READY_ORDERED: &str = close_batch!("ready_ordered");
-pub(super) const EMPTY_EVENTS: &str = empty_batch!("events");
-pub(super) const EMPTY_EVENTS_KEPT: &str = empty_batch!("events_kept");
-/// Of a class that is never revived.
-pub(super) const RECLASS_DEAD_LETTERS: &str = "
-WITH batch AS MATERIALIZED (
-  SELECT id, event_id FROM dead_letters WHERE tenant_id = $1 AND id > $2 ORDER BY tenant_id, id LIMIT $3),
-gone AS (
-  UPDATE dead_letters d SET class = $6, reason = 'the payload was expunged'
-  WHERE d.tenant_id = $1 AND d.id IN (SELECT b.id FROM batch b WHERE b.event_id >= $4 AND b.event_id < $5) RETURNING 1)
-SELECT (SELECT id FROM batch ORDER BY id DESC LIMIT 1), (SELECT count(*) FROM gone)";
+pub(super) const EMPTY_EVENTS: &str = empty_batch!("events", "id", "payload", "");
+pub(super) const EMPTY_EVENTS_KEPT: &str = empty_batch!("events_kept", "id", "payload", "");
+/// Replies that are given again and repeat what a receiver answered. Uses `idempotency_keys_reply`.
+pub(super) const EMPTY_REPLIES: &str = empty_batch!(
+    "idempotency_keys",
+    "event_id",
+    "reply",
+    " AND reply IS NOT NULL"
+);
+pub(super) const WALK_READY: &str = walk!("ready", "id");
+pub(super) const WALK_RETRY: &str = walk!("retry", "id");
+pub(super) const WALK_READY_ORDERED: &str = walk!("ready_ordered", "id");
+pub(super) const WALK_DEAD_LETTERS: &str = walk!("dead_letters", "id");
+pub(super) const WALK_ATTEMPTS: &str = walk!("attempts", "delivery_id");
+/// All deliveries that an event ever had: those it was accepted with, and those that were made later. As [`walk!`], by
+/// `events_pkey`, `events_kept_pkey`, and a probe of `replayed_event` for each endpoint of the tenant: nothing here
+/// grows with what else the tenant has sent.
+pub(super) const OF_EVENT: &str = "
+SELECT id, true FROM (
+  SELECT unnest(fan_delivery) AS id FROM events WHERE tenant_id = $1 AND id >= $4 AND id < $5
+  UNION SELECT unnest(fan_delivery) FROM events_kept WHERE tenant_id = $1 AND id >= $4 AND id < $5
+  UNION SELECT r.delivery_id FROM endpoints e CROSS JOIN LATERAL (
+    SELECT r.delivery_id FROM replayed r WHERE r.endpoint_id = e.id AND r.event_id >= $4 AND r.event_id < $5 OFFSET 0) r
+  WHERE e.tenant_id = $1) d
+WHERE id > $2 ORDER BY id LIMIT $3";
+/// Those of these deliveries ($2) that live, closed; their owners are told to load anew. What is on the wire is left to
+/// its worker. Uses the `…_by_id` indexes.
+pub(super) const CLOSE: &str = "
+WITH flying AS MATERIALIZED (SELECT unnest(in_flight) AS id FROM workers WHERE expires_at > now()),
+still AS MATERIALIZED (SELECT d.id FROM unnest($2::uuid[]) d(id) WHERE NOT d.id IN (SELECT id FROM flying)),
+a AS (DELETE FROM ready WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM still))
+      RETURNING slot, id, endpoint_id, event_id, attempts_made),
+b AS (DELETE FROM retry WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM still))
+      RETURNING slot, id, endpoint_id, event_id, attempts_made),
+c AS (DELETE FROM ready_ordered WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM still))
+      RETURNING slot, id, endpoint_id, event_id, attempts_made),
+gone AS (SELECT * FROM a UNION ALL SELECT * FROM b UNION ALL SELECT * FROM c),
+shut AS (
+  INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason, attempts_made)
+  SELECT $1, id, endpoint_id, event_id, $3, $4, attempts_made FROM gone),
+told AS (
+  INSERT INTO commands (slot, tenant_id, endpoint_id, verb)
+  SELECT DISTINCT CASE WHEN slot < 0 THEN slot + 256 ELSE slot END, $1, endpoint_id, 1::int2 FROM gone)
+SELECT count(*) FROM gone";
+/// Of a class that is never revived. Uses `dead_letters_pkey`.
+pub(super) const RECLASS: &str = "
+UPDATE dead_letters SET class = $3, reason = 'the payload was expunged'
+WHERE tenant_id = $1 AND id = ANY ($2) AND class <> $3";
+/// Uses `attempts_pkey`, in the partitions since the first delivery was made ($3).
 pub(super) const EMPTY_ATTEMPTS: &str = "
-WITH last AS MATERIALIZED (
-  SELECT delivery_id AS id FROM (SELECT delivery_id FROM attempts WHERE tenant_id = $1 AND delivery_id > $2
-    ORDER BY tenant_id, delivery_id LIMIT $3) b ORDER BY delivery_id DESC LIMIT 1),
-gone AS (
-  UPDATE attempts SET response = NULL WHERE tenant_id = $1 AND delivery_id > $2 AND delivery_id <= (SELECT id FROM last)
-    AND event_id >= $4 AND event_id < $5 AND response IS NOT NULL RETURNING 1)
-SELECT (SELECT id FROM last), (SELECT count(*) FROM gone)";
+UPDATE attempts SET response = NULL
+WHERE tenant_id = $1 AND delivery_id = ANY ($2) AND started_at >= $3 AND response IS NOT NULL";
+
+/// What still waits for a deleted endpoint, also what a pause holds back. By primary keys.
+pub(super) const LIVE_OF_ENDPOINT: &str = "
+SELECT r.id FROM endpoints e CROSS JOIN LATERAL (
+  SELECT id FROM ready WHERE slot IN (e.slot, e.slot - 256) AND endpoint_id = e.id
+  UNION ALL SELECT id FROM retry WHERE slot IN (e.slot, e.slot - 256) AND endpoint_id = e.id
+  UNION ALL SELECT id FROM ready_ordered WHERE slot IN (e.slot, e.slot - 256) AND endpoint_id = e.id) r
+WHERE e.public_id = $1 AND e.state = 3 LIMIT $2";
+/// What is secret of a deleted endpoint. Its row stays for its history, with its URL and settings (`redact` holds on).
+pub(super) const WIPE_ENDPOINT: &str = "
+WITH e AS (
+  UPDATE endpoints SET sealed_headers = NULL, sealed_client_certificate = NULL WHERE public_id = $1 AND state = 3 RETURNING id),
+s AS (DELETE FROM endpoint_secrets WHERE endpoint_id IN (SELECT id FROM e) RETURNING 1),
+p AS (DELETE FROM endpoint_key_pairs WHERE endpoint_id IN (SELECT id FROM e) RETURNING 1)
+SELECT (SELECT count(*) FROM e) + (SELECT count(*) FROM s) + (SELECT count(*) FROM p)";
 
 /// Endpoints of a tenant, and what hangs on them.
 pub(super) const DELETE_ENDPOINTS: &str = "
@@ -137,7 +205,10 @@ DELETE FROM tenants t WHERE t.id = $1 AND t.deleted_at IS NOT NULL
   AND NOT EXISTS (SELECT FROM ready_ordered WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM dead_letters WHERE tenant_id = $1)
   AND NOT EXISTS (SELECT FROM closed WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM events WHERE tenant_id = $1)
   AND NOT EXISTS (SELECT FROM events_kept WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM attempts WHERE tenant_id = $1)
-  AND NOT EXISTS (SELECT FROM endpoints WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM replays WHERE tenant_id = $1)";
+  AND NOT EXISTS (SELECT FROM endpoints WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM replays WHERE tenant_id = $1)
+  AND NOT EXISTS (SELECT FROM idempotency_keys WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM event_types WHERE tenant_id = $1)
+  AND NOT EXISTS (SELECT FROM event_counts WHERE tenant_id = $1) AND NOT EXISTS (SELECT FROM api_keys WHERE tenant_id = $1)
+  AND NOT EXISTS (SELECT FROM pauses WHERE tenant_id = $1)";
 pub(super) const DELETE_ORGANIZATION: &str = "
 WITH o AS (
   DELETE FROM organizations o WHERE o.id = $1 AND o.deleted_at IS NOT NULL
@@ -169,8 +240,8 @@ pub(super) const REVOKE_KEYS: &str = "
 UPDATE api_keys SET revoked_at = now() WHERE (tenant_id = $1 OR organization_id = $2) AND revoked_at IS NULL";
 
 pub(super) const ADD: &str = "
-INSERT INTO removals (public_id, kind, tenant_id, organization_id, object_id, before_id, after_id)
-VALUES ($1, $2, $3, coalesce($4, (SELECT organization_id FROM tenants WHERE id = $3)), $5, $6, $7)
+INSERT INTO removals (public_id, kind, tenant_id, organization_id, object_id, before_id)
+VALUES ($1, $2, $3, coalesce($4, (SELECT organization_id FROM tenants WHERE id = $3)), $5, $6)
 RETURNING id, public_id, kind, tenant_id, organization_id, object_id, before_id, step, after_id, rows_done, created_at, finished_at";
 /// Uses `removals_open`.
 pub(super) const NEXT: &str = "
@@ -201,13 +272,20 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("removals.delete_events", DELETE_EVENTS),
     ("removals.delete_events_kept", DELETE_EVENTS_KEPT),
     ("removals.delete_attempts", DELETE_ATTEMPTS),
-    ("removals.close_ready", CLOSE_READY),
-    ("removals.close_retry", CLOSE_RETRY),
-    ("removals.close_ready_ordered", CLOSE_READY_ORDERED),
     ("removals.empty_events", EMPTY_EVENTS),
     ("removals.empty_events_kept", EMPTY_EVENTS_KEPT),
-    ("removals.reclass_dead_letters", RECLASS_DEAD_LETTERS),
+    ("removals.empty_replies", EMPTY_REPLIES),
+    ("removals.walk_ready", WALK_READY),
+    ("removals.walk_retry", WALK_RETRY),
+    ("removals.walk_ready_ordered", WALK_READY_ORDERED),
+    ("removals.walk_dead_letters", WALK_DEAD_LETTERS),
+    ("removals.walk_attempts", WALK_ATTEMPTS),
+    ("removals.of_event", OF_EVENT),
+    ("removals.close", CLOSE),
+    ("removals.reclass", RECLASS),
     ("removals.empty_attempts", EMPTY_ATTEMPTS),
+    ("removals.live_of_endpoint", LIVE_OF_ENDPOINT),
+    ("removals.wipe_endpoint", WIPE_ENDPOINT),
     ("removals.delete_endpoints", DELETE_ENDPOINTS),
     ("removals.delete_replayed", DELETE_REPLAYED),
     ("removals.delete_rest", DELETE_REST),
