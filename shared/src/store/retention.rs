@@ -40,6 +40,9 @@ const RUN_BUDGET: Duration = Duration::from_secs(240);
 /// How long DETACH waits for readers that began before it. Past it the partition stays half
 /// detached, which harms nobody, and the next run finishes it.
 const DETACH_WAIT: Duration = Duration::from_secs(20);
+/// How long counts of accepted events are kept. A quota asks for the days of its month; an API process whose clock is
+/// behind may still ask for the month before.
+const COUNTED: Duration = Duration::from_secs(40 * 86_400);
 /// The least age: yesterday's partitions are always wanted.
 const SHORTEST: Duration = Duration::from_secs(86_400);
 
@@ -52,11 +55,17 @@ pub struct RetentionSettings {
     pub attempts: Duration,
     /// Age of dead letters.
     pub dead_letters: Duration,
-    /// Age of the audit log.
+    /// Age of the audit log, and of removals that are done.
     pub audit_log: Duration,
 }
 
 impl RetentionSettings {
+    /// Age of what is remembered of deliveries that were made of old events: whoever expunges the event finds them
+    /// by it, so it outlives their dead letters and attempts. A delivery lives for no longer than its event is kept.
+    fn replayed(&self) -> Duration {
+        self.dead_letters.max(self.attempts) + self.events
+    }
+
     /// Under a day means a day: today's and yesterday's partitions are in use.
     fn age(&self, parent: Parent) -> Duration {
         match parent {
@@ -83,6 +92,10 @@ pub struct Report {
     pub idempotency_keys: u64,
     /// Entries of the audit log past their age.
     pub audit_log: u64,
+    /// Removals that were done as long ago.
+    pub removals: u64,
+    /// Days of counted events that no quota asks for any more.
+    pub event_counts: u64,
     /// Windows of operational events past the age of events.
     pub notices: u64,
     /// Partitions that must wait for a reader; the next run goes on.
@@ -166,6 +179,20 @@ const DELETE_AUDIT_LOG: &str = fenced!(
          ORDER BY id LIMIT $5)) RETURNING 1)
      SELECT (SELECT count(*) FROM gone) FROM mine"
 );
+/// Index removals_finished.
+const DELETE_REMOVALS: &str = fenced!(
+    ", gone AS (
+       DELETE FROM removals WHERE EXISTS (SELECT FROM mine) AND id = ANY (ARRAY(
+         SELECT id FROM removals WHERE finished_at < $4 ORDER BY finished_at LIMIT $5)) RETURNING 1)
+     SELECT (SELECT count(*) FROM gone) FROM mine"
+);
+/// Index event_counts_day.
+const DELETE_EVENT_COUNTS: &str = fenced!(
+    ", gone AS (
+       DELETE FROM event_counts WHERE EXISTS (SELECT FROM mine) AND ctid = ANY (ARRAY(
+         SELECT ctid FROM event_counts WHERE day < ($4::timestamptz AT TIME ZONE 'UTC')::date ORDER BY day LIMIT $5)) RETURNING 1)
+     SELECT (SELECT count(*) FROM gone) FROM mine"
+);
 /// Waits for replays and holds further ones up until the end of the transaction. No row: nothing
 /// was ever kept.
 const LOCK_FLOOR: &str =
@@ -194,6 +221,8 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("retention.delete_replayed", DELETE_REPLAYED),
     ("retention.delete_replays", DELETE_REPLAYS),
     ("retention.delete_audit_log", DELETE_AUDIT_LOG),
+    ("retention.delete_removals", DELETE_REMOVALS),
+    ("retention.delete_event_counts", DELETE_EVENT_COUNTS),
     ("retention.lock_floor", LOCK_FLOOR),
     ("retention.sweep_kept", SWEEP_KEPT),
 ];
@@ -243,12 +272,17 @@ pub async fn run(
     let oldest = now - settings.dead_letters;
     report.dead_letters = delete(client, lease, DELETE_DEAD_LETTERS, oldest, deadline).await?;
     report.replays = delete(client, lease, DELETE_REPLAYS, oldest, deadline).await?;
-    delete(client, lease, DELETE_REPLAYED, oldest, deadline).await?;
+    let repeated_before = now - settings.replayed();
+    delete(client, lease, DELETE_REPLAYED, repeated_before, deadline).await?;
     report.idempotency_keys = delete(client, lease, DELETE_KEYS, now, deadline).await?;
     let told_before = now - settings.events.max(SHORTEST);
     report.notices = delete(client, lease, DELETE_NOTICES, told_before, deadline).await?;
     let logged_before = now - settings.audit_log;
     report.audit_log = delete(client, lease, DELETE_AUDIT_LOG, logged_before, deadline).await?;
+    report.removals = delete(client, lease, DELETE_REMOVALS, logged_before, deadline).await?;
+    let counted_before = now - COUNTED;
+    report.event_counts =
+        delete(client, lease, DELETE_EVENT_COUNTS, counted_before, deadline).await?;
     Ok(report)
 }
 

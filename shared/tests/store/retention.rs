@@ -308,6 +308,70 @@ async fn a_replay_goes_with_its_reasons_when_it_ended_as_long_ago_as_dead_letter
 }
 
 #[tokio::test]
+async fn the_audit_log_finished_removals_and_counted_events_go_at_their_age() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    let now = world::now(&session).await;
+    for (age, entries) in [(364, 3), (366, 5_500)] {
+        let id = ids::lower_bound(now - days(age)).to_string();
+        session
+            .batch_execute(&format!(
+                "INSERT INTO audit_log (id, tenant_id, actor, action, object_type, changed)
+                   SELECT (left('{id}', 24) || lpad(to_hex(i), 12, '0'))::uuid, 7, 1, 'x', 'x', '{{}}'
+                   FROM generate_series(1, {entries}) i;
+                 INSERT INTO removals (public_id, kind, tenant_id, object_id, finished_at)
+                   VALUES (gen_random_uuid(), 3, 7, gen_random_uuid(), now() - interval '{age} d')"
+            ))
+            .await
+            .unwrap();
+    }
+    session
+        .batch_execute(
+            "INSERT INTO removals (public_id, kind, tenant_id, object_id, created_at)
+               VALUES (gen_random_uuid(), 3, 7, gen_random_uuid(), now() - interval '400 d');
+             INSERT INTO event_counts (tenant_id, day, events)
+               SELECT 7, (now() AT TIME ZONE 'UTC')::date - i, 1 FROM generate_series(0, 60) i",
+        )
+        .await
+        .unwrap();
+
+    let report = forget(&session).await;
+
+    assert_eq!((report.audit_log, report.removals), (5_500, 1));
+    assert_eq!(world::count(&session, "audit_log").await, 3);
+    let running = "removals WHERE finished_at IS NULL";
+    assert_eq!(world::count(&session, running).await, 1);
+    assert_eq!(world::count(&session, "removals").await, 2);
+    // A month and what is before its beginning: no quota asks for more.
+    assert_eq!(report.event_counts, 20);
+    assert_eq!(world::count(&session, "event_counts").await, 41);
+}
+
+#[tokio::test]
+async fn a_delivery_of_an_old_event_is_remembered_for_as_long_as_its_attempts() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    let now = world::now(&session).await;
+    // Attempts are kept for longer than dead letters here.
+    let settings = RetentionSettings {
+        attempts: days(100),
+        ..settings()
+    };
+    let insert = "INSERT INTO replayed (tenant_id, delivery_id, endpoint_id, event_id) VALUES (7, $1, 1, $1)";
+    let remembered = ids::new_v7(now - days(129));
+    for id in [remembered, ids::new_v7(now - days(131))] {
+        session.execute(insert, &[&id]).await.unwrap();
+    }
+    let lease = world::lease(&session).await;
+
+    run(&session, &lease, &settings, now).await.unwrap();
+
+    let left = session.query("SELECT delivery_id FROM replayed", &[]).await;
+    let left: Vec<Uuid> = left.unwrap().iter().map(|row| row.get(0)).collect();
+    assert_eq!(left, [remembered]);
+}
+
+#[tokio::test]
 async fn a_run_with_nothing_to_forget_is_short() {
     let database = TestDatabase::new().await;
     let session = database.session().await;
