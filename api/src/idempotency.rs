@@ -291,3 +291,24 @@ impl Kept {
         Some(reply.body(Bytes::copy_from_slice(body.get(1..)?)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shared::store::Database;
+
+    use super::*;
+
+    #[test]
+    fn a_claim_outlives_the_longest_test_that_an_endpoint_may_ask_for() {
+        let database = Database::new("postgres://localhost/none").unwrap();
+        for seconds in [20, 3_595] {
+            let mut config = Config::for_testing(database.clone());
+            config.longest_timeout = Duration::from_secs(seconds);
+
+            let test = config.deadline + config.longest_timeout + TEST_SLACK;
+
+            assert!(test < longest_run(&config));
+            assert!(longest_run(&config) + config.deadline < claim_life(&config));
+        }
+    }
+}

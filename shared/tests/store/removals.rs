@@ -74,7 +74,7 @@ async fn one_event_of_a_tenant_with_a_million_rows_is_expunged_in_a_few_batches(
     assert!(begun.unwrap().is_some());
     transaction.commit().await.unwrap();
     let asked = boot_time().since(began);
-    let (mut batches, mut slowest) = (0, Duration::ZERO);
+    let mut batches = Vec::new();
     loop {
         let hurry = "UPDATE removals SET not_before = now()";
         owner.session.batch_execute(hurry).await.unwrap();
@@ -82,14 +82,13 @@ async fn one_event_of_a_tenant_with_a_million_rows_is_expunged_in_a_few_batches(
         if removals::advance(&mut session, &lease).await.unwrap() == Progress::Idle {
             break;
         }
-        slowest = slowest.max(boot_time().since(began));
-        batches += 1;
-        assert!(batches <= MOST_BATCHES, "it walks");
+        batches.push(boot_time().since(began));
+        assert!(batches.len() <= MOST_BATCHES, "it walks");
     }
 
-    println!("request {asked:?}, {batches} batches, the slowest {slowest:?}");
+    println!("request {asked:?}, batches {batches:?}");
     assert!(asked < BOUND, "the request took {asked:?}");
-    assert!(slowest < BOUND, "a batch took {slowest:?}");
+    assert!(batches.iter().all(|took| *took < BOUND), "{batches:?}");
     let closed = format!("closed WHERE id = '{waiting}' AND reason = 7");
     assert_eq!(owner.count(&closed).await, 1);
     let answered = format!("attempts WHERE event_id = '{event}' AND response IS NOT NULL");
