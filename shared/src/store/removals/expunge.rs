@@ -6,6 +6,7 @@
 //! Everything is looked at twice, the second time when what was under way has ended: a request on the wire, a
 //! replay that had found the payload, a copy to `events_kept` that had read it.
 
+use futures_util::future::try_join_all;
 use tokio_postgres::Transaction;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -21,7 +22,7 @@ use crate::store::StoreError;
 use crate::store::deliveries::earliest_attempt;
 
 /// Deliveries of a batch.
-const DELIVERIES: i64 = 500;
+const DELIVERIES: i64 = 200;
 
 #[derive(Clone, Copy)]
 enum Step {
@@ -148,24 +149,27 @@ fn events(removal: &Removal) -> (Uuid, Uuid) {
     }
 }
 
-/// Ends deliveries whose payload is gone, the oldest first, wherever they are, and forgets what was answered to them.
+/// Ends deliveries whose payload is gone, wherever they are, and forgets what was answered to them.
 async fn end(
     transaction: &Transaction<'_>,
     tenant: i32,
     deliveries: &[Uuid],
 ) -> Result<i64, StoreError> {
-    let Some(first) = deliveries.first() else {
+    if deliveries.is_empty() {
         return Ok(0);
-    };
+    }
     let closed = close(transaction, tenant, deliveries, CloseReason::Expunged).await?;
     let class = DeadLetterClass::Expired.code();
     let dead = transaction
         .execute(RECLASS, &[&tenant, &deliveries, &class])
         .await?;
-    let since = earliest_attempt(*first);
-    let attempts = transaction
-        .execute(EMPTY_ATTEMPTS, &[&tenant, &deliveries, &since])
-        .await?;
+    let empty = transaction.prepare(EMPTY_ATTEMPTS).await?;
+    let emptied = deliveries.iter().map(async |delivery| {
+        let since = earliest_attempt(*delivery);
+        let params: [&(dyn ToSql + Sync); 3] = [&tenant, delivery, &since];
+        transaction.execute(&empty, &params).await
+    });
+    let attempts: u64 = try_join_all(emptied).await?.into_iter().sum();
     Ok(closed + i64::try_from(dead + attempts).unwrap_or(0))
 }
 

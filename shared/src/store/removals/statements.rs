@@ -123,17 +123,36 @@ SELECT id, true FROM (
     SELECT r.delivery_id FROM replayed r WHERE r.endpoint_id = e.id AND r.event_id >= $4 AND r.event_id < $5 OFFSET 0) r
   WHERE e.tenant_id = $1) d
 WHERE id > $2 ORDER BY id LIMIT $3";
+/// Where the rows of these deliveries (`$ids`) are, each by a probe of its own: a plan made for `id = ANY (…)` while the
+/// table was empty walks all of the tenant's.
+macro_rules! probes {
+    ($table:literal, $ids:literal) => {
+        concat!(
+            "ctid = ANY (ARRAY(SELECT r.c FROM ",
+            $ids,
+            " d(id) CROSS JOIN LATERAL (
+               SELECT ctid AS c FROM ",
+            $table,
+            " WHERE tenant_id = $1 AND id = d.id OFFSET 0) r))"
+        )
+    };
+}
+
 /// Those of these deliveries ($2) that live, closed; their owners are told to load anew. What is on the wire is left to
 /// its worker. Uses the `…_by_id` indexes.
-pub(super) const CLOSE: &str = "
+pub(super) const CLOSE: &str = concat!(
+    "
 WITH flying AS MATERIALIZED (SELECT unnest(in_flight) AS id FROM workers WHERE expires_at > now()),
 still AS MATERIALIZED (SELECT d.id FROM unnest($2::uuid[]) d(id) WHERE NOT d.id IN (SELECT id FROM flying)),
-a AS (DELETE FROM ready WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM still))
-      RETURNING slot, id, endpoint_id, event_id, attempts_made),
-b AS (DELETE FROM retry WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM still))
-      RETURNING slot, id, endpoint_id, event_id, attempts_made),
-c AS (DELETE FROM ready_ordered WHERE tenant_id = $1 AND id = ANY (ARRAY(SELECT id FROM still))
-      RETURNING slot, id, endpoint_id, event_id, attempts_made),
+a AS (DELETE FROM ready WHERE ",
+    probes!("ready", "still"),
+    " RETURNING slot, id, endpoint_id, event_id, attempts_made),
+b AS (DELETE FROM retry WHERE ",
+    probes!("retry", "still"),
+    " RETURNING slot, id, endpoint_id, event_id, attempts_made),
+c AS (DELETE FROM ready_ordered WHERE ",
+    probes!("ready_ordered", "still"),
+    " RETURNING slot, id, endpoint_id, event_id, attempts_made),
 gone AS (SELECT * FROM a UNION ALL SELECT * FROM b UNION ALL SELECT * FROM c),
 shut AS (
   INSERT INTO closed (tenant_id, id, endpoint_id, event_id, status, reason, attempts_made)
@@ -141,22 +160,25 @@ shut AS (
 told AS (
   INSERT INTO commands (slot, tenant_id, endpoint_id, verb)
   SELECT DISTINCT CASE WHEN slot < 0 THEN slot + 256 ELSE slot END, $1, endpoint_id, 1::int2 FROM gone)
-SELECT count(*) FROM gone";
+SELECT count(*) FROM gone"
+);
 /// Of a class that is never revived. Uses `dead_letters_pkey`.
-pub(super) const RECLASS: &str = "
-UPDATE dead_letters SET class = $3, reason = 'the payload was expunged'
-WHERE tenant_id = $1 AND id = ANY ($2) AND class <> $3";
-/// Uses `attempts_pkey`, in the partitions since the first delivery was made ($3).
+pub(super) const RECLASS: &str = concat!(
+    "UPDATE dead_letters SET class = $3, reason = 'the payload was expunged' WHERE class <> $3 AND ",
+    probes!("dead_letters", "unnest($2::uuid[])"),
+);
+/// Of one delivery: its attempts may be in many partitions, in each of which this is one probe of `attempts_pkey`.
 pub(super) const EMPTY_ATTEMPTS: &str = "
 UPDATE attempts SET response = NULL
-WHERE tenant_id = $1 AND delivery_id = ANY ($2) AND started_at >= $3 AND response IS NOT NULL";
+WHERE tenant_id = $1 AND delivery_id = $2 AND started_at >= $3 AND response IS NOT NULL";
 
 /// What still waits for a deleted endpoint, also what a pause holds back. By primary keys.
 pub(super) const LIVE_OF_ENDPOINT: &str = "
-SELECT r.id FROM endpoints e CROSS JOIN LATERAL (
-  SELECT id FROM ready WHERE slot IN (e.slot, e.slot - 256) AND endpoint_id = e.id
-  UNION ALL SELECT id FROM retry WHERE slot IN (e.slot, e.slot - 256) AND endpoint_id = e.id
-  UNION ALL SELECT id FROM ready_ordered WHERE slot IN (e.slot, e.slot - 256) AND endpoint_id = e.id) r
+SELECT r.id FROM endpoints e CROSS JOIN LATERAL (VALUES (e.slot), ((e.slot - 256)::int2)) s(slot)
+CROSS JOIN LATERAL (
+  SELECT id FROM ready WHERE slot = s.slot AND endpoint_id = e.id
+  UNION ALL SELECT id FROM retry WHERE slot = s.slot AND endpoint_id = e.id
+  UNION ALL SELECT id FROM ready_ordered WHERE slot = s.slot AND endpoint_id = e.id) r
 WHERE e.public_id = $1 AND e.state = 3 LIMIT $2";
 /// What is secret of a deleted endpoint. Its row stays for its history, with its URL and settings (`redact` holds on).
 pub(super) const WIPE_ENDPOINT: &str = "
