@@ -47,9 +47,9 @@ async fn much_else(owner: &Owner) {
 /// By plans made with the statistics of before, as a worker makes them.
 async fn no_statement_walks(session: &mut Session, deliveries: [Uuid; 2]) {
     let (code, nil) = (7_i16, Uuid::nil());
-    let since = ids::created_at(deliveries[0]) - time::Duration::MINUTE;
+    let [first, _again] = deliveries;
+    let since = ids::created_at(first) - time::Duration::MINUTE;
     let deliveries = deliveries.to_vec();
-    let first = deliveries[0];
     let transaction = session.transaction().await.unwrap();
     for (name, statement) in removals::STATEMENTS {
         let params: Vec<&(dyn ToSql + Sync)> = match *name {
