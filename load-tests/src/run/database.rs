@@ -88,6 +88,11 @@ impl Postgres {
         })
     }
 
+    /// A connection for what a script asks of the database by itself.
+    pub(super) const fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Bytes of WAL and commits since the cluster was made.
     pub(super) async fn counters(&self) -> anyhow::Result<Counters> {
         const QUERY: &str = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::int8, \

@@ -55,8 +55,9 @@ pub(super) async fn measure(system: &mut System, scenario: &Scenario) -> anyhow:
         system.settle().await?
     };
     let (dead, closed) = system.postgres.ended_undelivered().await?;
-    played.details.insert("dead_letters", dead.into());
-    played.details.insert("skipped_or_cancelled", closed.into());
+    let mut detail = |name: &str, value: i64| played.details.insert(name.to_owned(), value.into());
+    detail("dead_letters", dead);
+    detail("skipped_or_cancelled", closed);
     tokio::time::sleep(COUNTERS).await;
     let counters = system.postgres.counters().await?;
     system.postgres.show_statements().await?;

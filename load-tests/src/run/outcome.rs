@@ -62,7 +62,7 @@ pub(super) struct Outcome {
     /// What the scenario has to show, and whether it did.
     pub(super) verdicts: Vec<Verdict>,
     /// Figures of this scenario alone.
-    pub(super) details: BTreeMap<&'static str, Value>,
+    pub(super) details: BTreeMap<String, Value>,
     /// What was wrong; empty: nothing.
     pub(super) faults: Vec<String>,
 }
@@ -90,7 +90,7 @@ pub(super) struct Played {
     /// In the window.
     pub(super) cpu: Cpu,
     pub(super) verdicts: Vec<Verdict>,
-    pub(super) details: BTreeMap<&'static str, Value>,
+    pub(super) details: BTreeMap<String, Value>,
     /// Part of what was accepted is left to the system: it is neither waited for nor lost.
     pub(super) unfinished: bool,
     /// How many deliveries may come again after a 2xx: a worker was killed.
@@ -201,7 +201,10 @@ impl Outcome {
 
     fn find_faults(&self, sent: &Report, duplicates_allowed: u64) -> Vec<String> {
         let checks = [
-            (self.accepted == 0, "no event was accepted".to_owned()),
+            (
+                self.scenario.posts() && self.accepted == 0,
+                "no event was accepted".to_owned(),
+            ),
             (
                 self.scenario.delivers() && self.throughput_per_second <= 0.0,
                 "nothing was received in the window".to_owned(),

@@ -66,6 +66,7 @@ pub(super) fn all() -> Vec<Scenario> {
         throttle(),
         ingest_single(),
         ingest_batch(),
+        lists(),
     ]
 }
 
@@ -308,6 +309,19 @@ fn ingest_batch() -> Scenario {
     }
 }
 
+fn lists() -> Scenario {
+    Scenario {
+        workers: 0,
+        ..scripted(
+            "lists",
+            "milliseconds of every list of the API with ten million attempts in the table",
+            Script::Lists {
+                attempts: 10_000_000,
+            },
+        )
+    }
+}
+
 impl Scenario {
     /// The same in a few seconds, with few endpoints: shows that it runs, not how fast.
     #[must_use]
@@ -332,9 +346,14 @@ impl Scenario {
         }
     }
 
+    /// Whether events are posted: lists are read as they were filled.
+    pub(super) const fn posts(&self) -> bool {
+        !matches!(self.load, Load::Scripted(Script::Lists { .. }))
+    }
+
     /// Whether anything is sent: while ingest alone is measured no worker runs.
     pub(super) const fn delivers(&self) -> bool {
-        !matches!(self.load, Load::Scripted(Script::Ingest { .. }))
+        self.posts() && !matches!(self.load, Load::Scripted(Script::Ingest { .. }))
     }
 
     /// The fields of an endpoint besides its URL and its event type.

@@ -211,12 +211,12 @@ impl<'r> Stage<'r> {
         self.played.duplicates_allowed = most;
     }
 
-    pub(super) fn detail(&mut self, name: &'static str, value: impl Into<Value>) {
-        self.played.details.insert(name, value.into());
+    pub(super) fn detail(&mut self, name: impl Into<String>, value: impl Into<Value>) {
+        self.played.details.insert(name.into(), value.into());
     }
 
-    pub(super) fn latency(&mut self, name: &'static str, seen: &Seen) {
-        self.played.details.insert(name, json!(seen.latency_ms));
+    pub(super) fn latency(&mut self, name: &str, seen: &Seen) {
+        self.detail(name, json!(seen.latency_ms));
     }
 
     /// A figure about speed: at most so much.
@@ -224,6 +224,13 @@ impl<'r> Stage<'r> {
         let good = measured.is_some_and(|measured| measured <= most);
         let binding = !self.scenario.short;
         self.verdict(what, format!("<= {most}"), measured, (good, binding));
+    }
+
+    /// A figure about speed: less than so much.
+    pub(super) fn below(&mut self, what: &str, measured: f64, bound: f64) {
+        let binding = !self.scenario.short;
+        let good = measured < bound;
+        self.verdict(what, format!("< {bound}"), Some(measured), (good, binding));
     }
 
     /// A figure about speed: at least so much.

@@ -3,6 +3,7 @@
 mod hot_tenant;
 mod ingest;
 mod large_payloads;
+mod lists;
 mod ordered;
 mod phases;
 mod rate_limit;
@@ -69,6 +70,10 @@ pub(super) enum Script {
     Ordered {
         keys: u32,
     },
+    Lists {
+        /// Rows in the table of attempts.
+        attempts: i64,
+    },
     Throttle {
         events: usize,
         /// In each window.
@@ -129,6 +134,7 @@ pub(super) async fn play(script: Script, stage: &mut Stage<'_>) -> anyhow::Resul
             floor,
         } => ingest::play(stage, (batch, connections), floor).await,
         Script::Ordered { keys } => ordered::play(stage, keys).await,
+        Script::Lists { attempts } => lists::play(stage, attempts).await,
         Script::Throttle {
             events,
             most,
@@ -160,6 +166,7 @@ impl Script {
                 limited: 200,
                 ..again
             }),
+            Self::Lists { .. } => Self::Lists { attempts: 100_000 },
             Self::Throttle { most, .. } => Self::Throttle {
                 events: 30,
                 most,
@@ -185,6 +192,7 @@ impl Script {
             Self::Ingest { .. } => (20, 10),
             Self::Ordered { .. } => (5, 2),
             Self::Throttle { .. } => (1, 1),
+            Self::Lists { .. } => (50, 20),
         }
     }
 
@@ -200,6 +208,7 @@ impl Script {
             | Self::HotTenant { .. }
             | Self::Replay(_)
             | Self::Ingest { .. }
+            | Self::Lists { .. }
             | Self::Throttle { .. } => 3.0,
         }
     }
@@ -216,6 +225,7 @@ impl Script {
             | Self::RateLimit { .. }
             | Self::Ingest { .. }
             | Self::Ordered { .. }
+            | Self::Lists { .. }
             | Self::Throttle { .. } => None,
         }
     }
@@ -234,6 +244,7 @@ impl Script {
             | Self::Replay(_)
             | Self::Ingest { .. }
             | Self::Ordered { .. }
+            | Self::Lists { .. }
             | Self::Throttle { .. } => Vec::new(),
         }
     }
