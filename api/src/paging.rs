@@ -9,6 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use shared::ids::lower_bound;
+use shared::store::Found;
 use std::collections::BTreeMap;
 use time::OffsetDateTime;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
@@ -246,6 +247,17 @@ impl Page {
         rows.last()
             .filter(|_| more)
             .map(|last| self.cursor(id(last)))
+    }
+
+    /// The page of what a bounded look found, with the cursor of the next one, if there may be more.
+    pub(crate) fn found<R>(
+        &self,
+        found: Found<R>,
+        id: impl Fn(&R) -> Uuid,
+    ) -> (Vec<R>, Option<String>) {
+        let Found { mut rows, seen_to } = found;
+        let next = self.cut(&mut rows, id);
+        (rows, next.or_else(|| seen_to.map(|id| self.cursor(id))))
     }
 
     /// A page of what no index serves: rows are looked at from the newest on, so many at most, and those that

@@ -69,7 +69,7 @@ struct AuditObject {
 /// List changes
 ///
 /// Of a tenant's configuration; with an organization's key and `Postrider-Tenant: *` its own and all of its
-/// tenants'.
+/// tenants'. With `action` or `object_id` a page may hold fewer than `limit`, or none, and still have a `next_cursor`.
 #[utoipa::path(
     get, path = "/v1/audit-log", tag = "Audit log", operation_id = "listAuditLog", security(("key" = ["read"])),
     params(
@@ -92,6 +92,8 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
 }
 
 /// List everybody's changes
+///
+/// With `action` or `object_id` a page may hold fewer than `limit`, or none, and still have a `next_cursor`.
 #[utoipa::path(
     get, path = "/v1/admin/audit-log", tag = "Administration", operation_id = "listAllAuditLog", security(("admin" = [])),
     params(
@@ -140,12 +142,11 @@ async fn page(app: &App, query: &Query, reader: Reader) -> Result<HttpResponse, 
         object: query.get("object_id").map(public_uuid),
     };
     let client = app.client().await?;
-    let rows = store::page(&**client, reader, filter, page.fetch()).await?;
+    let found = store::page(&**client, reader, filter, page.fetch()).await?;
     drop(client);
-    reply(
-        StatusCode::OK,
-        &page.reply(rows, |row| row.id, AuditEntry::from),
-    )
+    let (rows, next) = page.found(found, |row| row.id);
+    let data = rows.into_iter().map(AuditEntry::from).collect();
+    reply(StatusCode::OK, &List::new(data, next))
 }
 
 /// The id inside a public one; what is no id is nobody's.

@@ -66,12 +66,11 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
         class,
         event_type: query.get("event_type"),
     };
-    let mut found = store::page(&**client, tenant, filter, page.fetch()).await?;
+    let found = store::page(&**client, tenant, filter, page.fetch()).await?;
     drop(client);
-    let next = page.cut(&mut found.rows, |row| row.id);
-    let next = next.or_else(|| found.seen_to.map(|seen_to| page.cursor(seen_to)));
-    let rows = found.rows.into_iter();
-    let list = List::new(rows.map(DeadLetterDocument::new).collect(), next);
+    let (rows, next) = page.found(found, |row| row.id);
+    let data = rows.into_iter().map(DeadLetterDocument::new).collect();
+    let list = List::new(data, next);
     reply(StatusCode::OK, &list)
 }
 

@@ -1,16 +1,13 @@
 //! Deliveries: read, retry now, cancel.
 
-use std::collections::HashMap;
-
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse};
 use shared::domain::delivery::Status;
 use shared::ids::{DeliveryId, EndpointId, TenantKey};
 use shared::store::attempts::{self as attempt_store, Attempt as StoredAttempt};
 use shared::store::deliveries::{self as store, Delivery as Stored, Filter};
-use shared::store::events::IdRange;
 use shared::store::replays::{self, Retried};
-use shared::store::{Transaction, events, notify, snapshot};
+use shared::store::{notify, snapshot};
 use uuid::Uuid;
 
 use super::delivery_document::{Attempt, Delivery};
@@ -18,12 +15,12 @@ use super::{App, endpoints, json as reply, organization_lists, path_id};
 use crate::auth::{Readers, Scope};
 use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
-use crate::paging::{List, Page, PageParams, Query, RangeParams};
+use crate::paging::{List, PageParams, Query, RangeParams};
 use crate::problem::{ApiError, Kind};
 
 /// List deliveries
 ///
-/// With `event_type` a page may hold fewer than `limit`, or none, and still have a `next_cursor`.
+/// A page may hold fewer than `limit`, or none, and still have a `next_cursor`.
 #[utoipa::path(
     get, path = "/v1/deliveries", tag = "Deliveries", operation_id = "listDeliveries", security(("key" = ["read"])),
     params(
@@ -64,67 +61,21 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
     let snapshot = snapshot(&mut client).await?;
     let endpoint = match endpoint {
         None => None,
-        Some(id) => Some(endpoints::key(&snapshot, tenant, id).await?.0),
+        Some(id) => Some(endpoints::key(&*snapshot, tenant, id).await?),
     };
-    let which = (tenant, endpoint, status);
-    let (rows, next) = match query.get("event_type") {
-        None => {
-            let mut ids = ids(&snapshot, which, range, page.fetch()).await?;
-            let next = page.cut(&mut ids, |id| *id);
-            (store::by_ids(&snapshot, tenant, &ids).await?, next)
-        }
-        Some(name) => of_type(&snapshot, which, (&page, range), name).await?,
-    };
-    snapshot.commit().await?;
-    drop(client);
-    let data = rows.into_iter().map(Delivery::new).collect();
-    reply(StatusCode::OK, &List::new(data, next))
-}
-
-/// Whose deliveries, and to which endpoint and how they stand.
-type Which = (TenantKey, Option<i64>, Option<Status>);
-
-async fn ids(
-    snapshot: &Transaction<'_>,
-    (tenant, endpoint, status): Which,
-    range: IdRange,
-    limit: i64,
-) -> Result<Vec<Uuid>, ApiError> {
     let filter = Filter {
         range,
         endpoint,
         status,
+        event_type: query.get("event_type"),
     };
-    Ok(store::page(snapshot, tenant, filter, limit).await?)
-}
-
-/// Those of events of one type: no index has it.
-async fn of_type(
-    snapshot: &Transaction<'_>,
-    which: Which,
-    (page, range): (&Page, IdRange),
-    name: &str,
-) -> Result<(Vec<Stored>, Option<String>), ApiError> {
-    let (tenant, ..) = which;
-    let read = async |range, limit| {
-        let ids = ids(snapshot, which, range, limit).await?;
-        let rows = store::by_ids(snapshot, tenant, &ids).await?;
-        let events: Vec<Uuid> = rows.iter().map(|row| row.event).collect();
-        let types = events::types(snapshot, tenant, &events).await?;
-        let mut rows: HashMap<Uuid, Stored> = rows
-            .into_iter()
-            .filter(|row| types.get(&row.event).is_some_and(|it| it == name))
-            .map(|row| (row.id, row))
-            .collect();
-        let of_each = |id| {
-            let row = rows.remove(&id);
-            let fits = row.is_some();
-            ((id, row), fits)
-        };
-        Ok(ids.into_iter().map(of_each).collect())
-    };
-    let (rows, next) = page.sift(range, read, |(id, _)| *id).await?;
-    Ok((rows.into_iter().filter_map(|(_, row)| row).collect(), next))
+    let found = store::page(&snapshot, tenant, filter, page.fetch()).await?;
+    let (ids, next) = page.found(found, |id| *id);
+    let rows = store::by_ids(&snapshot, tenant, &ids).await?;
+    snapshot.commit().await?;
+    drop(client);
+    let data = rows.into_iter().map(Delivery::new).collect();
+    reply(StatusCode::OK, &List::new(data, next))
 }
 
 /// Get a delivery

@@ -8,6 +8,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use shared::domain::audit::Object;
 use shared::policy::event_schema::MOST_BYTES;
+use shared::store::Found;
 use shared::store::event_types::{self as store, EventType};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -34,7 +35,8 @@ const MOST_DESCRIPTION: usize = 1_024;
 
 /// List event types
 ///
-/// Those that were declared, and those that events have.
+/// Those that were declared, and those that events have. A page may hold fewer than `limit`, or none, and still have a
+/// `next_cursor`.
 #[utoipa::path(
     get, path = "/v1/event-types", tag = "Event types", operation_id = "listEventTypes", security(("key" = ["read"])),
     params(PageParams),
@@ -48,10 +50,15 @@ pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse,
     let page = Query::parse(&request, &["limit", "cursor"])?.page()?;
     let before = page.before.map_or(i32::MAX, row);
     let client = app.client().await?;
-    let rows = store::page(&**client, tenant, before, page.fetch()).await?;
+    let found = store::page(&**client, tenant, before, page.fetch()).await?;
     drop(client);
-    let list: List<_> = page.reply(rows, |row| cursor(row.id), EventTypeDocument::from);
-    reply(StatusCode::OK, &list)
+    let found = Found {
+        rows: found.rows,
+        seen_to: found.seen_to.map(cursor),
+    };
+    let (rows, next) = page.found(found, |row| cursor(row.id));
+    let data = rows.into_iter().map(EventTypeDocument::from).collect();
+    reply(StatusCode::OK, &List::new(data, next))
 }
 
 /// Get an event type

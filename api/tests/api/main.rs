@@ -30,6 +30,7 @@ mod ingest;
 mod keys;
 mod limits;
 mod lists;
+mod long_lists;
 mod matrix;
 mod once;
 mod ordered;

@@ -3,56 +3,94 @@
 //! # Invariants
 //! - S2: names of fields, never their values: no secret, header, URL or payload is in here.
 //! - S3: a tenant reads its own rows, an organization its own and its tenants'.
+//! - Bounded: a page with a filter looks at [`STRETCH`] rows and may hold fewer than were asked for.
 
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{GenericClient, Row};
 use uuid::Uuid;
 
-use super::StoreError;
 use super::events::IdRange;
+use super::{Found, StoreError};
 use crate::domain::audit::{Actor, ActorKind, Object};
 use crate::ids::{TenantKey, new_v7};
 use crate::runtime::clock::wall_time;
+
+/// Rows that one page with a filter looks at.
+const STRETCH: i64 = 2_000;
 
 /// A tenant's row has its organization too.
 const RECORD: &str = "
 INSERT INTO audit_log (id, tenant_id, organization_id, actor, key_id, key_hint, action, object_type, object_id, changed, request_id)
 VALUES ($1, $2, coalesce($3, (SELECT organization_id FROM tenants WHERE id = $2)), $4, $5, $6, $7, $8, $9, $10, $11)";
 
-/// A page of the rows that `$which` names: newest first, as many as `$limit`.
+/// A page of the rows that `$which` names: in this order, as many as `$limit`.
 macro_rules! page {
-    ($which:literal, $limit:literal) => {
+    ($which:literal, $order:literal, $limit:literal) => {
         concat!(
             "
 SELECT a.id, a.actor, a.key_id, a.key_hint, a.action, a.object_type, a.object_id, a.changed, a.request_id, t.public_id, o.public_id
-FROM (SELECT * FROM audit_log WHERE ", $which, " ORDER BY id DESC LIMIT ", $limit, ") a
+FROM (SELECT * FROM audit_log WHERE ", $which, " ORDER BY ", $order, " LIMIT ", $limit, ") a
 LEFT JOIN tenants t ON t.id = a.tenant_id LEFT JOIN organizations o ON o.id = a.organization_id
 ORDER BY a.id DESC"
         )
     };
 }
 
+/// The id below which a page with a filter does not look: that of the row after so many of those that `$which` names.
+macro_rules! floor {
+    ($which:literal, $order:literal, $stretch:literal) => {
+        concat!(
+            "SELECT id FROM audit_log WHERE ",
+            $which,
+            " ORDER BY ",
+            $order,
+            " OFFSET ",
+            $stretch,
+            " LIMIT 1"
+        )
+    };
+}
+
 /// Walk `audit_log_tenant`, `audit_log_organization` or the primary key backwards, ids from the first (included) to the
-/// second (excluded); the other filters are on that walk.
+/// second (excluded); the other filters are on that walk. Rows are compared so that no walk is through everybody's.
 const PAGE_OF_TENANT: &str = page!(
-    "tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)",
+    "tenant_id IS NOT NULL AND (tenant_id, id) >= ($1, $2) AND (tenant_id, id) < ($1, $3)
+   AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)",
+    "tenant_id DESC, id DESC",
+    "$4"
+);
+const FLOOR_OF_TENANT: &str = floor!(
+    "tenant_id IS NOT NULL AND (tenant_id, id) >= ($1, $2) AND (tenant_id, id) < ($1, $3)",
+    "tenant_id DESC, id DESC",
     "$4"
 );
 const PAGE_OF_ORGANIZATION: &str = page!(
-    "organization_id = $1 AND id >= $2 AND id < $3 AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)",
+    "organization_id IS NOT NULL AND (organization_id, id) >= ($1, $2) AND (organization_id, id) < ($1, $3)
+   AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)",
+    "organization_id DESC, id DESC",
+    "$4"
+);
+const FLOOR_OF_ORGANIZATION: &str = floor!(
+    "organization_id IS NOT NULL AND (organization_id, id) >= ($1, $2) AND (organization_id, id) < ($1, $3)",
+    "organization_id DESC, id DESC",
     "$4"
 );
 const PAGE_OF_ALL: &str = page!(
     "id >= $1 AND id < $2 AND ($4::text IS NULL OR action = $4) AND ($5::uuid IS NULL OR object_id = $5)",
+    "id DESC",
     "$3"
 );
+const FLOOR_OF_ALL: &str = floor!("id >= $1 AND id < $2", "id DESC", "$3");
 
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("audit_log.record", RECORD),
     ("audit_log.page_of_tenant", PAGE_OF_TENANT),
+    ("audit_log.floor_of_tenant", FLOOR_OF_TENANT),
     ("audit_log.page_of_organization", PAGE_OF_ORGANIZATION),
+    ("audit_log.floor_of_organization", FLOOR_OF_ORGANIZATION),
     ("audit_log.page_of_all", PAGE_OF_ALL),
+    ("audit_log.floor_of_all", FLOOR_OF_ALL),
 ];
 
 /// Whose configuration changed, and who changed it.
@@ -158,21 +196,33 @@ pub async fn page(
     reader: Reader,
     filter: Filter<'_>,
     limit: i64,
-) -> Result<Vec<Entry>, StoreError> {
+) -> Result<Found<Entry>, StoreError> {
     let (from, to) = filter.range;
-    let (statement, whose) = match &reader {
-        Reader::Tenant(tenant) => (PAGE_OF_TENANT, Some(&tenant.0)),
-        Reader::Organization(organization) => (PAGE_OF_ORGANIZATION, Some(organization)),
-        Reader::Operator => (PAGE_OF_ALL, None),
+    let (page, floor, whose) = match &reader {
+        Reader::Tenant(tenant) => (PAGE_OF_TENANT, FLOOR_OF_TENANT, Some(&tenant.0)),
+        Reader::Organization(organization) => (
+            PAGE_OF_ORGANIZATION,
+            FLOOR_OF_ORGANIZATION,
+            Some(organization),
+        ),
+        Reader::Operator => (PAGE_OF_ALL, FLOOR_OF_ALL, None),
     };
-    let mut params: Vec<&(dyn ToSql + Sync)> = Vec::with_capacity(6);
-    if let Some(whose) = whose {
-        params.push(whose);
+    let whose = whose.map(|whose| whose as &(dyn ToSql + Sync));
+    let mut floor_at = from;
+    if filter.action.is_some() || filter.object.is_some() {
+        let rest: [&(dyn ToSql + Sync); 3] = [&from, &to, &STRETCH];
+        let params: Vec<_> = whose.into_iter().chain(rest).collect();
+        if let Some(row) = client.query_opt(floor, &params).await? {
+            floor_at = row.try_get(0)?;
+        }
     }
-    let rest: [&(dyn ToSql + Sync); 5] = [&from, &to, &limit, &filter.action, &filter.object];
-    params.extend(rest);
-    let rows = client.query(statement, &params).await?;
-    rows.iter().map(entry).collect()
+    let rest: [&(dyn ToSql + Sync); 5] = [&floor_at, &to, &limit, &filter.action, &filter.object];
+    let params: Vec<_> = whose.into_iter().chain(rest).collect();
+    let rows = client.query(page, &params).await?;
+    let rows: Vec<Entry> = rows.iter().map(entry).collect::<Result<_, _>>()?;
+    let is_short = i64::try_from(rows.len()).is_ok_and(|count| count < limit);
+    let seen_to = (is_short && floor_at > from).then_some(floor_at);
+    Ok(Found { rows, seen_to })
 }
 
 fn entry(row: &Row) -> Result<Entry, StoreError> {

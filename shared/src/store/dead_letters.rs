@@ -12,9 +12,9 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{GenericClient, Row};
 use uuid::Uuid;
 
-use super::StoreError;
 use super::deliveries::code;
 use super::events::IdRange;
+use super::{Found, StoreError};
 use crate::domain::attempt::Outcome;
 use crate::domain::delivery::{DeadLetterClass, Kind};
 use crate::ids::{EndpointKey, TenantKey};
@@ -36,16 +36,17 @@ macro_rules! page {
             " LIMIT $4)
 SELECT m.count, m.last, x.* FROM (SELECT count(*) AS count, (array_agg(id ORDER BY id))[1] AS last FROM seen) m
 LEFT JOIN LATERAL (
-  SELECT s.id, s.event_id, p.public_id, t.name, s.class, s.reason, s.fingerprint, s.outcome, s.status, s.attempts_made, s.kind,
+  SELECT s.id, s.event_id, p.public_id, s.name, s.class, s.reason, s.fingerprint, s.outcome, s.status, s.attempts_made, s.kind,
          s.dead_at, s.replayed_as
-  FROM seen s
-  JOIN endpoints p ON p.id = s.endpoint_id
-  LEFT JOIN LATERAL (
-    SELECT e.type_id FROM events e WHERE e.tenant_id = s.tenant_id AND e.id = s.event_id
-    UNION ALL SELECT e.type_id FROM events_kept e WHERE e.tenant_id = s.tenant_id AND e.id = s.event_id LIMIT 1) e ON true
-  LEFT JOIN LATERAL (SELECT t.name FROM event_types t WHERE t.id = e.type_id OFFSET 0) t ON true
-  WHERE ($6::int2 IS NULL OR s.class = $6) AND ($7::text IS NULL OR t.name = $7)
-  ORDER BY s.id DESC LIMIT $5) x ON true"
+  FROM (
+    SELECT s.*, t.name FROM (SELECT * FROM seen WHERE $6::int2 IS NULL OR class = $6 ORDER BY id DESC OFFSET 0) s
+    LEFT JOIN LATERAL (
+      SELECT e.type_id FROM events e WHERE e.tenant_id = s.tenant_id AND e.id = s.event_id
+      UNION ALL SELECT e.type_id FROM events_kept e WHERE e.tenant_id = s.tenant_id AND e.id = s.event_id LIMIT 1) e ON true
+    LEFT JOIN LATERAL (SELECT t.name FROM event_types t WHERE t.id = e.type_id OFFSET 0) t ON true
+    WHERE $7::text IS NULL OR t.name = $7 LIMIT $5) s
+  CROSS JOIN LATERAL (SELECT p.public_id FROM endpoints p WHERE p.id = s.endpoint_id OFFSET 0) p
+  ORDER BY s.id DESC) x ON true"
         )
     };
 }
@@ -62,17 +63,18 @@ const PAGE_OF_ENDPOINT: &str = page!(
 );
 
 /// Indexes: `endpoints_tenant` with one probe of `dead_letters_open` per endpoint, then `dead_letters_open` backwards for
-/// each that has any.
+/// each that has any. Rows are compared so that no walk is through everybody's.
 const ANALYSIS: &str = "
 WITH open AS MATERIALIZED (
   SELECT e.id, e.public_id, e.url, l.dead_at FROM endpoints e CROSS JOIN LATERAL (
-    SELECT d.dead_at FROM dead_letters d WHERE d.endpoint_id = e.id AND d.dead_at >= $2 AND d.replayed_as IS NULL
+    SELECT d.dead_at FROM dead_letters d
+    WHERE d.endpoint_id <= e.id AND (d.endpoint_id, d.dead_at) >= (e.id, $2) AND d.replayed_as IS NULL
     ORDER BY d.endpoint_id DESC, d.dead_at DESC LIMIT 1) l
   WHERE e.tenant_id = $1 ORDER BY l.dead_at DESC LIMIT $3),
 sample AS MATERIALIZED (
   SELECT o.id AS endpoint_id, d.class = 5 AS internal, d.* FROM open o CROSS JOIN LATERAL (
     SELECT d.class, d.outcome, d.status, d.reason, d.attempts_made, d.dead_at FROM dead_letters d
-    WHERE d.endpoint_id = o.id AND d.dead_at >= $2 AND d.replayed_as IS NULL
+    WHERE d.endpoint_id <= o.id AND (d.endpoint_id, d.dead_at) >= (o.id, $2) AND d.replayed_as IS NULL
     ORDER BY d.endpoint_id DESC, d.dead_at DESC LIMIT $4) d),
 sums AS (
   SELECT endpoint_id, internal, count(*) AS count, avg(attempts_made)::float8 AS attempts, min(dead_at) AS first, max(dead_at) AS last,
@@ -143,15 +145,6 @@ pub struct DeadLetter {
     pub replayed_as: Option<Uuid>,
 }
 
-/// Some dead letters, and where to go on.
-#[derive(Debug, Clone, Default)]
-pub struct Found {
-    /// Newest first.
-    pub rows: Vec<DeadLetter>,
-    /// There may be more below this id, although fewer were found than were asked for.
-    pub seen_to: Option<Uuid>,
-}
-
 /// What an endpoint's open dead letters have in common: those of our own making apart.
 #[derive(Debug, Clone)]
 pub struct Group {
@@ -188,7 +181,7 @@ pub async fn page(
     tenant: TenantKey,
     filter: Filter<'_>,
     limit: i64,
-) -> Result<Found, StoreError> {
+) -> Result<Found<DeadLetter>, StoreError> {
     let class = filter.class.map(DeadLetterClass::code);
     let endpoint = filter.endpoint.map(|key| key.0);
     let mut params: Vec<&(dyn ToSql + Sync)> = vec![

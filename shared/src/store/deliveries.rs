@@ -13,53 +13,19 @@ use tokio_postgres::GenericClient;
 use tokio_postgres::types::Json;
 use uuid::Uuid;
 
-use super::StoreError;
-use super::events::IdRange;
+use super::{Reader, StoreError};
 use crate::domain::attempt::Outcome;
 use crate::domain::delivery::{CloseReason, DeadLetterClass, Status, WaitingFor};
 use crate::domain::endpoint::EndpointSettings;
 use crate::ids::{TenantKey, created_at};
 
+pub(super) mod page;
+
+pub use self::page::{Filter, page};
+
 /// Attempts are found by partition: none started before its delivery was made, but for the
 /// difference of two clocks.
 const CLOCK_SLACK: time::Duration = time::Duration::minutes(1);
-
-/// Ids of a tenant's deliveries, newest first. $5: only this endpoint; $6: only this status (not
-/// `in_flight`). Walks the `…_by_id` indexes and the primary keys of the others backwards, each at
-/// most to the limit; the endpoint is a filter on that walk.
-const PAGE: &str = "
-WITH flying AS MATERIALIZED (SELECT unnest(in_flight) AS id FROM workers WHERE expires_at > now())
-SELECT id FROM (
-  (SELECT id FROM ready WHERE tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::int8 IS NULL OR endpoint_id = $5)
-     AND ($6::int2 IS NULL OR $6 = 1 AND NOT id IN (SELECT id FROM flying)) ORDER BY id DESC LIMIT $4)
-  UNION ALL
-  (SELECT id FROM ready_ordered WHERE tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::int8 IS NULL OR endpoint_id = $5)
-     AND ($6::int2 IS NULL OR $6 = CASE WHEN due_at IS NULL THEN 1 ELSE 4 END AND NOT id IN (SELECT id FROM flying))
-     ORDER BY id DESC LIMIT $4)
-  UNION ALL
-  (SELECT id FROM retry WHERE tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::int8 IS NULL OR endpoint_id = $5)
-     AND ($6::int2 IS NULL OR $6 = 4 AND NOT id IN (SELECT id FROM flying)) ORDER BY id DESC LIMIT $4)
-  UNION ALL
-  (SELECT id FROM dead_letters WHERE tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::int8 IS NULL OR endpoint_id = $5)
-     AND ($6::int2 IS NULL OR $6 = 5) ORDER BY id DESC LIMIT $4)
-  UNION ALL
-  (SELECT id FROM closed WHERE tenant_id = $1 AND id >= $2 AND id < $3 AND ($5::int8 IS NULL OR endpoint_id = $5)
-     AND ($6::int2 IS NULL OR $6 = status) ORDER BY id DESC LIMIT $4)
-  UNION ALL
-  (SELECT delivery_id FROM attempts WHERE tenant_id = $1 AND delivery_id >= $2 AND delivery_id < $3
-     AND started_at >= $7 AND ($5::int8 IS NULL OR endpoint_id = $5)
-     AND applied AND final_status = 3 AND ($6::int2 IS NULL OR $6 = 3) ORDER BY delivery_id DESC LIMIT $4)
-) x ORDER BY id DESC LIMIT $4";
-
-/// The same for `in_flight`: what living workers list, as far as it is this tenant's and still live.
-const PAGE_IN_FLIGHT: &str = "
-SELECT f.id FROM (SELECT DISTINCT unnest(in_flight) AS id FROM workers WHERE expires_at > now()) f
-CROSS JOIN LATERAL (
-  SELECT endpoint_id FROM ready WHERE tenant_id = $1 AND id = f.id
-  UNION ALL SELECT endpoint_id FROM retry WHERE tenant_id = $1 AND id = f.id
-  UNION ALL SELECT endpoint_id FROM ready_ordered WHERE tenant_id = $1 AND id = f.id) l
-WHERE f.id >= $2 AND f.id < $3 AND ($5::int8 IS NULL OR l.endpoint_id = $5)
-ORDER BY f.id DESC LIMIT $4";
 
 /// Deliveries by id, in the order of the ids. Uses the `…_by_id` indexes and primary keys. What a live one waits
 /// for: parked (a negative slot) or held back by a pause of its tenant; its endpoint's breaker; its line, of
@@ -136,25 +102,12 @@ SELECT CASE WHEN slot < 0 THEN slot + 256 ELSE slot END, $1, endpoint_id, $2, 2 
   UNION ALL SELECT slot, endpoint_id FROM retry WHERE tenant_id = $1 AND id = $2
   UNION ALL SELECT slot, endpoint_id FROM ready_ordered WHERE tenant_id = $1 AND id = $2) live";
 
-/// Every statement here, for the test that prepares them.
+/// Every statement here but those of [`page`], for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[
-    ("deliveries.page", PAGE),
-    ("deliveries.page_in_flight", PAGE_IN_FLIGHT),
     ("deliveries.by_ids", BY_IDS),
     ("deliveries.cancel", CANCEL),
     ("deliveries.retry", RETRY),
 ];
-
-/// Which deliveries of a tenant.
-#[derive(Debug, Clone, Copy)]
-pub struct Filter {
-    /// Ids from (included) and to (excluded).
-    pub range: IdRange,
-    /// `endpoints.id`.
-    pub endpoint: Option<i64>,
-    /// Only these.
-    pub status: Option<Status>,
-}
 
 /// A delivery and how it stands.
 #[derive(Debug, Clone)]
@@ -213,45 +166,13 @@ pub struct LastAttempt {
     pub error: Option<String>,
 }
 
-/// Ids of a tenant's deliveries, newest first.
-///
-/// # Errors
-/// Any [`StoreError`].
-pub async fn page(
-    client: &impl GenericClient,
-    tenant: TenantKey,
-    filter: Filter,
-    limit: i64,
-) -> Result<Vec<Uuid>, StoreError> {
-    let (from, to) = filter.range;
-    let rows = if filter.status == Some(Status::InFlight) {
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
-            [&tenant.0, &from, &to, &limit, &filter.endpoint];
-        client.query(PAGE_IN_FLIGHT, &parameters).await?
-    } else {
-        let status = filter.status.map(Status::code);
-        let since = created_at(from) - CLOCK_SLACK;
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 7] = [
-            &tenant.0,
-            &from,
-            &to,
-            &limit,
-            &filter.endpoint,
-            &status,
-            &since,
-        ];
-        client.query(PAGE, &parameters).await?
-    };
-    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
-}
-
 /// A tenant's deliveries by id, in the order given; what does not exist, or belongs to another
 /// tenant, is absent.
 ///
 /// # Errors
 /// Any [`StoreError`].
 pub async fn by_ids(
-    client: &impl GenericClient,
+    client: &impl Reader,
     tenant: TenantKey,
     ids: &[Uuid],
 ) -> Result<Vec<Delivery>, StoreError> {
@@ -263,13 +184,13 @@ pub async fn by_ids(
 /// # Errors
 /// Any [`StoreError`].
 pub async fn by_tenants_and_ids(
-    client: &impl GenericClient,
+    client: &impl Reader,
     tenants: &[i32],
     ids: &[Uuid],
 ) -> Result<Vec<Delivery>, StoreError> {
     let made_at: Vec<OffsetDateTime> = ids.iter().map(|id| earliest_attempt(*id)).collect();
     client
-        .query(BY_IDS, &[&tenants, &ids, &made_at])
+        .rows(BY_IDS, &[&tenants, &ids, &made_at])
         .await?
         .iter()
         .map(delivery)

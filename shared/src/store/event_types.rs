@@ -11,18 +11,29 @@
 use time::OffsetDateTime;
 use tokio_postgres::{GenericClient, Row};
 
-use super::StoreError;
 use super::ingest::MAX_TYPES;
+use super::{Found, StoreError};
 use crate::ids::TenantKey;
 
-/// A type is shown when it was declared, or when an event has it. Uses `event_types_pkey`, newest
-/// first, and `events_type`.
+/// Types that one page looks at.
+const STRETCH: i64 = 300;
+
+/// A type is shown when it was declared, or when an event has it: a probe of each partition of `events_type`, so of $3
+/// types at most. All of a tenant's types are sorted: [`MAX_TYPES`] at most, by `event_types_tenant_id_name_key`. `IS TRUE`
+/// keeps the primary key from being walked through everybody's.
 const PAGE: &str = "
-SELECT t.id, t.name, t.description, t.schema, t.created_at, coalesce(t.updated_at, t.created_at)
-FROM event_types t
-WHERE t.tenant_id = $1 AND t.id < $2 AND (t.declared_at IS NOT NULL OR EXISTS (
-  SELECT FROM events e WHERE e.tenant_id = $1 AND e.type_id = t.id))
-ORDER BY t.id DESC LIMIT $3";
+WITH seen AS MATERIALIZED (
+  SELECT t.id, t.declared_at FROM (
+    SELECT t.id, t.declared_at FROM event_types t WHERE t.tenant_id = $1 AND (t.id < $2) IS TRUE OFFSET 0) t
+  ORDER BY t.id DESC LIMIT $3)
+SELECT m.count, m.last, x.* FROM (SELECT count(*) AS count, min(id) AS last FROM seen) m
+LEFT JOIN LATERAL (
+  SELECT t.id, t.name, t.description, t.schema, t.created_at, coalesce(t.updated_at, t.created_at)
+  FROM (
+    SELECT s.id FROM (SELECT * FROM seen ORDER BY id DESC OFFSET 0) s
+    WHERE s.declared_at IS NOT NULL OR EXISTS (SELECT FROM events e WHERE e.tenant_id = $1 AND e.type_id = s.id) LIMIT $4) s
+  CROSS JOIN LATERAL (SELECT * FROM event_types t WHERE t.id = s.id OFFSET 0) t
+  ORDER BY t.id DESC) x ON true";
 
 /// As [`PAGE`], one. Uses `event_types_tenant_id_name_key`.
 const FIND: &str = "
@@ -108,9 +119,20 @@ pub async fn page(
     tenant: TenantKey,
     before: i32,
     limit: i64,
-) -> Result<Vec<EventType>, StoreError> {
-    let rows = client.query(PAGE, &[&tenant.0, &before, &limit]).await?;
-    rows.iter().map(event_type).collect()
+) -> Result<Found<EventType, i32>, StoreError> {
+    let rows = client
+        .query(PAGE, &[&tenant.0, &before, &STRETCH, &limit])
+        .await?;
+    let mut found = Found::default();
+    for row in &rows {
+        if row.try_get::<_, i64>(0)? >= STRETCH {
+            found.seen_to = row.try_get(1)?;
+        }
+        if row.try_get::<_, Option<i32>>(2)?.is_some() {
+            found.rows.push(event_type(row, 2)?);
+        }
+    }
+    Ok(found)
 }
 
 /// Names and schemas of the types that have one; so many at most.
@@ -138,7 +160,7 @@ pub async fn find(
     name: &str,
 ) -> Result<Option<EventType>, StoreError> {
     let row = client.query_opt(FIND, &[&tenant.0, &name]).await?;
-    row.as_ref().map(event_type).transpose()
+    row.as_ref().map(|row| event_type(row, 0)).transpose()
 }
 
 /// Sets description and schema; `None` when it would be more than [`MAX_TYPES`]. In a transaction.
@@ -167,7 +189,7 @@ pub async fn declare(
             ],
         )
         .await?;
-    row.as_ref().map(event_type).transpose()
+    row.as_ref().map(|row| event_type(row, 0)).transpose()
 }
 
 /// Removes description and schema. In a transaction.
@@ -209,13 +231,14 @@ async fn raise_version(
     Ok(row.try_get(0)?)
 }
 
-fn event_type(row: &Row) -> Result<EventType, StoreError> {
+/// Its columns begin there.
+fn event_type(row: &Row, at: usize) -> Result<EventType, StoreError> {
     Ok(EventType {
-        id: row.try_get(0)?,
-        name: row.try_get(1)?,
-        description: row.try_get(2)?,
-        schema: row.try_get(3)?,
-        created_at: row.try_get(4)?,
-        updated_at: row.try_get(5)?,
+        id: row.try_get(at)?,
+        name: row.try_get(at + 1)?,
+        description: row.try_get(at + 2)?,
+        schema: row.try_get(at + 3)?,
+        created_at: row.try_get(at + 4)?,
+        updated_at: row.try_get(at + 5)?,
     })
 }

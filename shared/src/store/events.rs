@@ -4,8 +4,6 @@
 //! - S3: every statement names the tenant.
 //! - P1: the payload is read as it was stored.
 
-use std::collections::HashMap;
-
 use time::OffsetDateTime;
 use tokio_postgres::GenericClient;
 use uuid::Uuid;
@@ -60,14 +58,6 @@ FROM (SELECT unnest(fan_endpoint) AS id FROM events WHERE tenant_id = $1 AND id 
 CROSS JOIN LATERAL (SELECT * FROM endpoints p WHERE p.id = f.id AND p.tenant_id = $1 OFFSET 0) p
 CROSS JOIN LATERAL jsonb_array_elements_text(coalesce(p.settings -> 'redact', '[]')) AS r(path)";
 
-/// Uses `events_pkey` and `events_kept_pkey`.
-const TYPES: &str = "
-SELECT u.id, t.name FROM unnest($2::uuid[]) u(id)
-CROSS JOIN LATERAL (
-  SELECT type_id FROM events WHERE tenant_id = $1 AND id = u.id
-  UNION ALL SELECT type_id FROM events_kept WHERE tenant_id = $1 AND id = u.id LIMIT 1) e
-JOIN event_types t ON t.id = e.type_id";
-
 /// The deliveries of an event, newest first, ids below $3. Uses `events_pkey` and `events_kept_pkey`.
 const DELIVERIES: &str = "
 SELECT ARRAY(SELECT d.id FROM unnest(e.fan_delivery) AS d(id) WHERE d.id < $3 ORDER BY d.id DESC LIMIT $4)
@@ -82,7 +72,6 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("events.find", FIND),
     ("events.payload", PAYLOAD),
     ("events.redacted", REDACTED),
-    ("events.types", TYPES),
     ("events.deliveries", DELIVERIES),
 ];
 
@@ -172,21 +161,6 @@ pub async fn payload(
 ) -> Result<Option<Vec<u8>>, StoreError> {
     let row = client.query_opt(PAYLOAD, &[&tenant.0, &id]).await?;
     Ok(row.map(|row| row.try_get(0)).transpose()?)
-}
-
-/// The types of events, by id; of those past their retention nothing.
-///
-/// # Errors
-/// Any [`StoreError`].
-pub async fn types(
-    client: &impl GenericClient,
-    tenant: TenantKey,
-    ids: &[Uuid],
-) -> Result<HashMap<Uuid, String>, StoreError> {
-    let rows = client.query(TYPES, &[&tenant.0, &ids]).await?;
-    rows.iter()
-        .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
-        .collect()
 }
 
 /// Paths of the payload's fields that the endpoints which an event went to want hidden.

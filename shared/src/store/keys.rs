@@ -36,11 +36,24 @@ INSERT INTO api_keys (public_id, tenant_id, organization_id, hash, hint, name, s
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 RETURNING public_id, hint, name, scopes, created_at, expires_at, revoked_at, last_used_at, rate_limit";
 
-/// Uses `api_keys_tenant` or `api_keys_organization`.
-const LIST: &str = "
+/// The keys that `$which` names, newest first, those after $2. An owner's keys are few: they are sorted.
+macro_rules! list {
+    ($which:literal) => {
+        concat!(
+            "
 SELECT public_id, hint, name, scopes, created_at, expires_at, revoked_at, last_used_at, rate_limit
-FROM api_keys WHERE (tenant_id = $1 OR organization_id = $2) AND ($3::uuid IS NULL OR public_id < $3)
-ORDER BY public_id DESC LIMIT $4";
+FROM (SELECT * FROM api_keys WHERE ",
+            $which,
+            " OFFSET 0) k WHERE public_id < coalesce($2::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ORDER BY public_id DESC LIMIT $3"
+        )
+    };
+}
+
+/// Uses `api_keys_tenant`.
+const LIST_OF_TENANT: &str = list!("tenant_id = $1");
+/// Uses `api_keys_organization`.
+const LIST_OF_ORGANIZATION: &str = list!("organization_id = $1");
 
 /// Uses `api_keys_public_id_key`.
 const FOR_UPDATE: &str = "
@@ -64,7 +77,8 @@ WHERE id IN (SELECT id FROM api_keys WHERE public_id = ANY($1) ORDER BY id FOR U
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("keys.find", FIND),
     ("keys.create", CREATE),
-    ("keys.list", LIST),
+    ("keys.list_of_tenant", LIST_OF_TENANT),
+    ("keys.list_of_organization", LIST_OF_ORGANIZATION),
     ("keys.for_update", FOR_UPDATE),
     ("keys.update", UPDATE),
     ("keys.revoke", REVOKE),
@@ -262,9 +276,12 @@ pub async fn list(
     before: Option<Uuid>,
     limit: i64,
 ) -> Result<Vec<KeyInfo>, StoreError> {
-    let (tenant, organization) = owner.columns();
+    let (statement, owner) = match owner {
+        OwnerKey::Tenant(tenant) => (LIST_OF_TENANT, tenant.0),
+        OwnerKey::Organization(organization) => (LIST_OF_ORGANIZATION, organization),
+    };
     client
-        .query(LIST, &[&tenant, &organization, &before, &limit])
+        .query(statement, &[&owner, &before, &limit])
         .await?
         .iter()
         .map(info)

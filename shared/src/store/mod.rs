@@ -22,6 +22,7 @@ pub mod endpoints;
 pub mod error;
 pub mod event_types;
 pub mod events;
+pub mod found;
 pub mod health;
 pub mod ingest;
 pub mod keys;
@@ -35,6 +36,7 @@ pub mod partitions;
 pub mod pauses;
 pub mod pool;
 pub mod queue;
+pub mod reader;
 pub mod recovery;
 pub mod removals;
 pub mod replays;
@@ -46,19 +48,30 @@ pub mod tenants;
 pub mod test_sends;
 
 pub use error::StoreError;
+pub use found::Found;
 pub use pool::{Database, Role, Session};
+pub use reader::Reader;
 pub use tokio_postgres::Transaction;
 
-/// One snapshot for several statements that read: a delivery that moves meanwhile is found where it was.
+use deadpool_postgres::ClientWrapper;
+
+/// One snapshot for several statements that read: a delivery that moves meanwhile is found where it was. They walk
+/// indexes in their order rather than sort, by plans for any values, which the connection keeps ([`Reader`]).
 ///
 /// # Errors
 /// Any [`StoreError`].
-pub async fn snapshot(client: &mut tokio_postgres::Client) -> Result<Transaction<'_>, StoreError> {
+pub async fn snapshot(
+    client: &mut ClientWrapper,
+) -> Result<deadpool_postgres::Transaction<'_>, StoreError> {
+    const PLANS: &str =
+        "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_sort = off";
     let reading = client
         .build_transaction()
         .isolation_level(tokio_postgres::IsolationLevel::RepeatableRead)
         .read_only(true);
-    Ok(reading.start().await?)
+    let snapshot = reading.start().await?;
+    snapshot.batch_execute(PLANS).await?;
+    Ok(snapshot)
 }
 
 /// Every statement of the store, by name.
@@ -81,6 +94,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         dead_letters::STATEMENTS,
         audit_log::STATEMENTS,
         deliveries::STATEMENTS,
+        deliveries::page::STATEMENTS,
         endpoints::STATEMENTS,
         event_types::STATEMENTS,
         events::STATEMENTS,

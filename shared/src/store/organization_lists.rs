@@ -10,30 +10,16 @@
 //! # Invariants
 //! - S3: tenants come from `tenants.organization_id`, and every row from one of them.
 
+use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, GenericClient, Row, Transaction};
 use uuid::Uuid;
 
-use super::StoreError;
 use super::deliveries::{self, Delivery};
 use super::endpoints::{self, Endpoint};
 use super::events::{self, Event, IdRange};
+use super::{Reader, StoreError};
 use crate::domain::delivery::Status;
 use crate::ids::created_at;
-
-/// A table that was empty when it was analysed is read from end to end, for each tenant again, as long as
-/// nobody analyses it anew.
-const BY_INDEX: &str = "SET LOCAL enable_seqscan = off";
-
-/// One snapshot for a page, its statements by index only.
-///
-/// # Errors
-/// Any [`StoreError`].
-pub async fn snapshot(client: &mut Client) -> Result<Transaction<'_>, StoreError> {
-    let snapshot = super::snapshot(client).await?;
-    snapshot.batch_execute(BY_INDEX).await?;
-    Ok(snapshot)
-}
 
 /// A row and the public id of its tenant.
 pub type Owned<T> = (Uuid, T);
@@ -176,13 +162,13 @@ pub const STATEMENTS: &[(&str, &str)] = &[
 /// # Errors
 /// Any [`StoreError`].
 pub async fn endpoints(
-    client: &impl GenericClient,
+    client: &impl Reader,
     organization: i32,
     before: Option<Uuid>,
     limit: i64,
 ) -> Result<Vec<Owned<Endpoint>>, StoreError> {
     let rows = client
-        .query(ENDPOINTS, &[&organization, &before, &limit])
+        .rows(ENDPOINTS, &[&organization, &before, &limit])
         .await?;
     let owned = |row: &Row| Ok((row.try_get(16)?, endpoints::read(row)?));
     rows.iter().map(owned).collect()
@@ -193,7 +179,7 @@ pub async fn endpoints(
 /// # Errors
 /// Any [`StoreError`].
 pub async fn events(
-    client: &impl GenericClient,
+    client: &impl Reader,
     organization: i32,
     event_type: Option<&str>,
     (from, to): IdRange,
@@ -202,11 +188,11 @@ pub async fn events(
     let rows = match event_type {
         None => {
             let params: [&(dyn ToSql + Sync); 4] = [&organization, &from, &to, &limit];
-            client.query(EVENTS, &params).await?
+            client.rows(EVENTS, &params).await?
         }
         Some(name) => {
             let params: [&(dyn ToSql + Sync); 5] = [&organization, &from, &to, &limit, &name];
-            client.query(EVENTS_OF_TYPE, &params).await?
+            client.rows(EVENTS_OF_TYPE, &params).await?
         }
     };
     let owned = |row: &Row| Ok((row.try_get(7)?, events::event(row)?));
@@ -218,7 +204,7 @@ pub async fn events(
 /// # Errors
 /// Any [`StoreError`].
 pub async fn deliveries(
-    client: &impl GenericClient,
+    client: &impl Reader,
     organization: i32,
     status: Option<Status>,
     (from, to): IdRange,
@@ -226,13 +212,13 @@ pub async fn deliveries(
 ) -> Result<Vec<Owned<Delivery>>, StoreError> {
     let rows = if status == Some(Status::InFlight) {
         let params: [&(dyn ToSql + Sync); 4] = [&organization, &from, &to, &limit];
-        client.query(DELIVERIES_IN_FLIGHT, &params).await?
+        client.rows(DELIVERIES_IN_FLIGHT, &params).await?
     } else {
         let status = status.map(Status::code);
         let since = deliveries::earliest_attempt(from);
         debug_assert!(since <= created_at(from), "no attempt before its delivery");
         let params: [&(dyn ToSql + Sync); 6] = [&organization, &from, &to, &limit, &status, &since];
-        client.query(DELIVERIES, &params).await?
+        client.rows(DELIVERIES, &params).await?
     };
     let mut tenants: Vec<i32> = Vec::with_capacity(rows.len());
     let mut ids: Vec<Uuid> = Vec::with_capacity(rows.len());

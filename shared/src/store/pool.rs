@@ -5,9 +5,11 @@
 //!
 //! # Invariants
 //! - D2: `synchronous_commit = on` is set by us on every session, whatever the role or database says.
-//! - Plans: workers run with `enable_seqscan = off` (architecture §3): a plan cached while a queue
-//!   table was empty must not become a sequential scan of a million rows. `enable_memoize = off`: a
-//!   load reads each event once, so a cache of them in the plan only copies payloads (0 hits measured).
+//! - Plans: workers and the API run with `enable_seqscan = off` (architecture §3): a plan cached while a queue
+//!   table was empty, or made by statistics of that time, must not become a sequential scan of a million rows. Nor,
+//!   for a list, a bitmap of a million rows that are sorted for its first fifty: `enable_bitmapscan = off` of the API.
+//!   `enable_memoize = off` of workers: a load reads each event once, so a cache of them in the plan only copies
+//!   payloads (0 hits measured).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +28,7 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a connection is for: decides its session settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Reads, configuration and ingest of the API.
+    /// Reads, configuration and ingest of the API: no sequential scans.
     Api,
     /// Hot statements of a worker: no sequential scans.
     Worker,
@@ -39,7 +41,8 @@ impl Role {
         match self {
             Self::Api => {
                 "-c synchronous_commit=on -c jit=off -c timezone=UTC -c statement_timeout=10s \
-                 -c lock_timeout=5s -c idle_in_transaction_session_timeout=5s"
+                 -c lock_timeout=5s -c idle_in_transaction_session_timeout=5s \
+                 -c enable_seqscan=off -c enable_bitmapscan=off"
             }
             Self::Worker => {
                 "-c synchronous_commit=on -c jit=off -c timezone=UTC -c statement_timeout=10s \

@@ -5,7 +5,7 @@ use std::time::Duration;
 use shared::domain::delivery::Status;
 use shared::ids::lower_bound;
 use shared::runtime::clock::boot_time;
-use shared::store::{Session, organization_lists as lists, partitions};
+use shared::store::{Role, Session, organization_lists as lists, partitions};
 use shared::testing::TestDatabase;
 use tokio_postgres::Transaction;
 use uuid::Uuid;
@@ -42,12 +42,17 @@ async fn fill(session: &Session) {
 #[tokio::test]
 async fn a_page_across_ten_thousand_tenants_comes_from_indexes_and_soon() {
     let database = TestDatabase::new().await;
-    let mut session = database.session().await;
+    let session = database.session().await;
     let at = now(&session).await;
     partitions::ensure(&session, at, 1).await.unwrap();
     fill(&session).await;
     session.batch_execute("VACUUM ANALYZE").await.unwrap();
-    let session = lists::snapshot(&mut session).await.unwrap();
+    let pool = database
+        .database()
+        .pool(Role::Api, 1, Duration::from_secs(10))
+        .unwrap();
+    let mut session = pool.get().await.unwrap();
+    let session = shared::store::snapshot(&mut session).await.unwrap();
     let day = at.replace_time(time::Time::MIDNIGHT);
     let range = (lower_bound(day), lower_bound(day + time::Duration::days(1)));
 

@@ -292,8 +292,8 @@ async fn a_revived_delivery_is_found_by_its_id_and_in_the_list() {
         .unwrap();
     let filter = deliveries::Filter {
         range: (Uuid::nil(), Uuid::max()),
-        endpoint: Some(ENDPOINT.0),
-        status: None,
+        endpoint: Some(ENDPOINT),
+        ..deliveries::Filter::default()
     };
     let page = deliveries::page(&*owner.session, ITS_TENANT, filter, 10)
         .await
@@ -302,7 +302,7 @@ async fn a_revived_delivery_is_found_by_its_id_and_in_the_list() {
     let statuses: Vec<_> = by_id.iter().map(|it| it.status).collect();
     assert_eq!(statuses, [Status::Pending, Status::DeadLetter]);
     assert_eq!(by_id[0].event, by_id[1].event);
-    assert_eq!(page, [revived[0], dead]);
+    assert_eq!(page.rows, [revived[0], dead]);
 }
 
 #[tokio::test]

@@ -279,7 +279,9 @@ FROM removals WHERE public_id = $1 AND ($2::int4 IS NULL OR tenant_id = $2) AND 
 /// By primary key backwards; there are few.
 pub(super) const LIST: &str = "
 SELECT id, public_id, kind, tenant_id, organization_id, object_id, before_id, step, after_id, rows_done, created_at, finished_at
-FROM removals WHERE $1::uuid IS NULL OR id < (SELECT r.id FROM removals r WHERE r.public_id = $1) ORDER BY id DESC LIMIT $2";
+FROM removals
+WHERE id < CASE WHEN $1::uuid IS NULL THEN 9223372036854775807 ELSE (SELECT r.id FROM removals r WHERE r.public_id = $1) END
+ORDER BY id DESC LIMIT $2";
 pub(super) const EVENT_EXISTS: &str = "
 SELECT FROM events WHERE tenant_id = $1 AND id = $2
 UNION ALL SELECT FROM events_kept WHERE tenant_id = $1 AND id = $2 LIMIT 1";

@@ -74,9 +74,9 @@ const SAME: &str =
 /// Index: `replays_public_id_key`.
 const FIND: &str = replay_columns!("WHERE r.public_id = $2 AND r.tenant_id = $1");
 
-/// Newest first, ids below $2. Index: `replays_tenant`.
+/// Newest first, ids below $2. Index: `replays_tenant`; rows are compared so that no walk is through everybody's.
 const LIST: &str = replay_columns!(
-    "WHERE r.tenant_id = $1 AND r.public_id < $2 ORDER BY r.public_id DESC LIMIT $3"
+    "WHERE r.tenant_id >= $1 AND (r.tenant_id, r.public_id) < ($1, $2) ORDER BY r.tenant_id DESC, r.public_id DESC LIMIT $3"
 );
 
 /// Waits for the chunk that is being made. The job does the rest.
