@@ -14,6 +14,7 @@ mod endpoint_runtime;
 mod expire;
 mod ingest;
 mod leases;
+mod list_plans;
 mod migrate;
 mod notices;
 mod ordered;
