@@ -24,7 +24,7 @@ const DEFAULT_LIMIT: i64 = 50;
 const MOST_LIMIT: i64 = 250;
 /// Rows that a page of what no index serves looks at: so many at once, and so often.
 const STRETCH: i64 = 250;
-const MOST_STRETCHES: usize = 8;
+const MOST_STRETCHES: usize = 4;
 /// Bytes of the filters' hash in a cursor: enough to tell a mistake.
 const HASH_BYTES: usize = 8;
 

@@ -29,7 +29,8 @@ const CLOCK_SLACK: time::Duration = time::Duration::minutes(1);
 
 /// Deliveries by id, in the order of the ids. Uses the `…_by_id` indexes and primary keys. What a live one waits
 /// for: parked (a negative slot) or held back by a pause of its tenant; its endpoint's breaker; its line, of
-/// which the head alone goes (one probe of `ready_ordered_pkey`, and one of `dead_letters_order`).
+/// which the head alone goes (one probe of `ready_ordered_pkey`, and one of `dead_letters_order`). Most end on their first
+/// day, with an attempt that no other follows: only of the rest the later partitions are asked.
 const BY_IDS: &str = "
 WITH flying AS MATERIALIZED (SELECT unnest(in_flight) AS id FROM workers WHERE expires_at > now())
 SELECT u.id, p.status, u.id IN (SELECT id FROM flying), coalesce(p.event_id, a.event_id), e.public_id,
@@ -65,9 +66,14 @@ LEFT JOIN LATERAL (
   FROM closed WHERE tenant_id = u.tenant_id AND id = u.id
   LIMIT 1) p ON true
 LEFT JOIN LATERAL (
-  SELECT no, endpoint_id, event_id, final_status, outcome, status, total_ms, error, started_at FROM attempts
-  WHERE tenant_id = u.tenant_id AND delivery_id = u.id AND applied AND started_at >= u.made_at
-  ORDER BY no DESC, epoch DESC LIMIT 1) a ON true
+  (SELECT no, endpoint_id, event_id, final_status, outcome, status, total_ms, error, started_at FROM attempts
+   WHERE tenant_id = u.tenant_id AND delivery_id = u.id AND applied AND final_status IS NOT NULL
+     AND started_at >= u.made_at AND started_at < u.made_at + interval '1 day' LIMIT 1)
+  UNION ALL
+  (SELECT no, endpoint_id, event_id, final_status, outcome, status, total_ms, error, started_at FROM attempts
+   WHERE tenant_id = u.tenant_id AND delivery_id = u.id AND applied AND started_at >= u.made_at
+   ORDER BY no DESC, epoch DESC LIMIT 1)
+  LIMIT 1) a ON true
 LEFT JOIN LATERAL (
   SELECT public_id, settings FROM endpoints WHERE id = coalesce(p.endpoint_id, a.endpoint_id) OFFSET 0) e ON true
 LEFT JOIN LATERAL (

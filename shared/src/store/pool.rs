@@ -7,7 +7,8 @@
 //! - D2: `synchronous_commit = on` is set by us on every session, whatever the role or database says.
 //! - Plans: workers and the API run with `enable_seqscan = off` (architecture §3): a plan cached while a queue
 //!   table was empty, or made by statistics of that time, must not become a sequential scan of a million rows. Nor,
-//!   for a list, a bitmap of a million rows that are sorted for its first fifty: `enable_bitmapscan = off` of the API.
+//!   for a list, a bitmap of a million rows that are sorted for its first fifty: `enable_bitmapscan` and
+//!   `enable_incremental_sort` are off for the API.
 //!   `enable_memoize = off` of workers: a load reads each event once, so a cache of them in the plan only copies
 //!   payloads (0 hits measured).
 
@@ -42,7 +43,7 @@ impl Role {
             Self::Api => {
                 "-c synchronous_commit=on -c jit=off -c timezone=UTC -c statement_timeout=10s \
                  -c lock_timeout=5s -c idle_in_transaction_session_timeout=5s \
-                 -c enable_seqscan=off -c enable_bitmapscan=off"
+                 -c enable_seqscan=off -c enable_bitmapscan=off -c enable_incremental_sort=off"
             }
             Self::Worker => {
                 "-c synchronous_commit=on -c jit=off -c timezone=UTC -c statement_timeout=10s \

@@ -174,7 +174,7 @@ const CASES: &[Case] = &[
     ),
     (
         "deliveries.floor_of_endpoint",
-        "1, {lo}, {hi}, 2000, NULL, {busy}, ARRAY[date_trunc('day', now())]",
+        "1, {lo}, {hi}, 2000, NULL, {busy}, ARRAY[date_trunc('day', now())], ARRAY[{hi}::uuid]",
         &[
             "ready_pkey",
             "ready_ordered_by_id",
@@ -186,12 +186,12 @@ const CASES: &[Case] = &[
     ),
     (
         "deliveries.floor_of_endpoint",
-        "1, {lo}, {hi}, 2000, NULL, {quiet}, ARRAY[]::timestamptz[]",
+        "1, {lo}, {hi}, 2000, NULL, {quiet}, ARRAY[]::timestamptz[], ARRAY[]::uuid[]",
         &["ready_pkey", "retry_pkey"],
     ),
     (
         "deliveries.page_of_endpoint",
-        "1, {floor}, {hi}, 51, NULL, {busy}, NULL, 51, ARRAY[]::timestamptz[], ARRAY[date_trunc('day', now())]",
+        "1, {floor}, {hi}, 51, NULL, {busy}, NULL, 51, ARRAY[]::timestamptz[], ARRAY[date_trunc('day', now())], ARRAY[{hi}::uuid]",
         &[
             "ready_pkey",
             "ready_ordered_by_id",
@@ -203,12 +203,12 @@ const CASES: &[Case] = &[
     ),
     (
         "deliveries.page_of_endpoint",
-        "1, {floor}, {hi}, 51, NULL, {busy}, 3::int2, 51, ARRAY[]::timestamptz[], ARRAY[date_trunc('day', now())]",
+        "1, {floor}, {hi}, 51, NULL, {busy}, 3::int2, 51, ARRAY[]::timestamptz[], ARRAY[date_trunc('day', now())], ARRAY[{hi}::uuid]",
         &["attempts_pkey"],
     ),
     (
         "deliveries.page_of_endpoint",
-        "1, {lo}, {hi}, 51, NULL, {quiet}, NULL, 51, ARRAY[date_trunc('day', now())], ARRAY[]::timestamptz[]",
+        "1, {lo}, {hi}, 51, NULL, {quiet}, NULL, 51, ARRAY[date_trunc('day', now())], ARRAY[]::timestamptz[], ARRAY[]::uuid[]",
         &["retry_pkey", "ready_ordered_pkey", "attempts_endpoint"],
     ),
     (

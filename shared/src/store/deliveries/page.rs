@@ -105,22 +105,22 @@ const PAGE_IN_FLIGHT: &str = page!([""] "
   WHERE f.id >= $2 AND f.id < $3 AND ($6::int8 IS NULL OR l.endpoint_id = $6)
 ");
 
-/// The days on which an endpoint ($1) made attempts, the last first, each with how many, up to $2: until those before $5
+/// The days on which an endpoint ($1) made attempts, the last first, each with its last attempt and how many, up to $2: until those before $5
 /// have $3 together. What is later may be the late attempts of older deliveries. Uses `attempts_endpoint`.
 const DAYS: &str = "
 WITH RECURSIVE days AS (
-  SELECT 'infinity'::timestamptz AS day, 0::int8 AS count, 0::int8 AS sum
+  SELECT 'infinity'::timestamptz AS day, NULL::timestamptz AS last, 0::int8 AS count, 0::int8 AS sum
   UNION ALL
-  SELECT l.day, c.count, d.sum + CASE WHEN l.day < $5 THEN c.count ELSE 0 END
+  SELECT l.day, l.last, c.count, d.sum + CASE WHEN l.day < $5 THEN c.count ELSE 0 END
   FROM days d CROSS JOIN LATERAL (
-    SELECT date_trunc('day', a.started_at, 'UTC') AS day FROM attempts a
+    SELECT date_trunc('day', a.started_at, 'UTC') AS day, a.started_at AS last FROM attempts a
     WHERE a.endpoint_id = $1 AND a.started_at >= $4 AND a.started_at < d.day
     ORDER BY a.started_at DESC LIMIT 1) l
   CROSS JOIN LATERAL (
     SELECT count(*) FROM (
       SELECT FROM attempts a WHERE a.endpoint_id = $1 AND a.started_at >= l.day AND a.started_at < l.day + interval '1 day' LIMIT $2) x) c
   WHERE d.sum < $3)
-SELECT day, count, sum FROM days WHERE count > 0";
+SELECT day, last, count, sum FROM days WHERE count > 0";
 
 /// The slots of an endpoint ($6: also that of what is parked), and what waits there in another order than that of the ids:
 /// all of it if there is little, else the tenant's is walked. Uses `retry_pkey` and `ready_ordered_pkey`.
@@ -141,7 +141,8 @@ lines AS MATERIALIZED (
 }
 
 /// As [`FLOOR`], to one endpoint ($6): its own rows where they are in the order of ids (`ready_pkey`,
-/// `dead_letters_endpoint`, `closed_endpoint`), the tenant's where they are not and many; of the attempts those of the days $7.
+/// `dead_letters_endpoint`, `closed_endpoint`), the tenant's where they are not and many; of the attempts those of
+/// the days $7, each below an id of $8.
 const FLOOR_OF_ENDPOINT: &str = concat!(
     "WITH ",
     waiting!(),
@@ -163,14 +164,14 @@ SELECT id FROM (
   (SELECT id FROM closed WHERE ($5 IS NULL OR $5 IN (6, 7)) AND endpoint_id = $6 AND id >= $2 AND id < $3
    ORDER BY id DESC OFFSET $4 LIMIT 1)
   UNION ALL
-  (SELECT a.id FROM unnest($7::timestamptz[]) d(day) CROSS JOIN LATERAL (
-     SELECT delivery_id AS id FROM attempts WHERE ($5 IS NULL OR $5 = 3) AND tenant_id = $1 AND delivery_id >= $2 AND delivery_id < $3
+  (SELECT a.id FROM unnest($7::timestamptz[], $8::uuid[]) d(day, until) CROSS JOIN LATERAL (
+     SELECT delivery_id AS id FROM attempts WHERE ($5 IS NULL OR $5 = 3) AND tenant_id = $1 AND delivery_id >= $2 AND delivery_id < d.until
        AND started_at >= d.day AND started_at < d.day + interval '1 day' ORDER BY delivery_id DESC OFFSET $4 LIMIT 1) a)
 ) x ORDER BY id DESC LIMIT 1"
 );
 
 /// As [`PAGE`], to one endpoint ($6): status $7, the most rows of each table $8, the days with few attempts $9 and with many
-/// $10. The indexes of [`FLOOR_OF_ENDPOINT`]; `attempts_endpoint` on days with few. `IS TRUE` keeps a condition from
+/// $10, each below an id of $11. The indexes of [`FLOOR_OF_ENDPOINT`]; `attempts_endpoint` on days with few. `IS TRUE` keeps a condition from
 /// being a reason for another index.
 const PAGE_OF_ENDPOINT: &str = page!([",", waiting!()] "
   (SELECT r.id, r.event_id FROM slots s CROSS JOIN LATERAL (
@@ -201,8 +202,8 @@ const PAGE_OF_ENDPOINT: &str = page!([",", waiting!()] "
        AND started_at >= d.day AND started_at < d.day + interval '1 day' AND applied AND final_status = 3
        AND (tenant_id = $1 AND delivery_id >= $2 AND delivery_id < $3) IS TRUE OFFSET 0) a)
   UNION ALL
-  (SELECT a.delivery_id, a.event_id FROM unnest($10::timestamptz[]) d(day) CROSS JOIN LATERAL (
-     SELECT delivery_id, event_id FROM attempts WHERE ($7 IS NULL OR $7 = 3) AND tenant_id = $1 AND delivery_id >= $2 AND delivery_id < $3
+  (SELECT a.delivery_id, a.event_id FROM unnest($10::timestamptz[], $11::uuid[]) d(day, until) CROSS JOIN LATERAL (
+     SELECT delivery_id, event_id FROM attempts WHERE ($7 IS NULL OR $7 = 3) AND tenant_id = $1 AND delivery_id >= $2 AND delivery_id < d.until
        AND started_at >= d.day AND started_at < d.day + interval '1 day' AND applied AND final_status = 3
        AND (endpoint_id = $6) IS TRUE ORDER BY delivery_id DESC LIMIT $8) a)
 ");
@@ -235,6 +236,8 @@ pub struct Filter<'a> {
 struct Days {
     few: Vec<OffsetDateTime>,
     many: Vec<OffsetDateTime>,
+    /// Of each day with many: its deliveries lie below this id.
+    below: Vec<Uuid>,
     /// There are earlier ones, which begin below this id.
     from: Option<Uuid>,
 }
@@ -317,7 +320,7 @@ async fn of_endpoint(
         Some(_) => Days::default(),
     };
     let from = days.from.map_or(from, |begin| begin.max(from));
-    let params: [&(dyn ToSql + Sync); 7] = [
+    let params: [&(dyn ToSql + Sync); 8] = [
         &tenant.0,
         &from,
         &to,
@@ -325,9 +328,10 @@ async fn of_endpoint(
         &status,
         &endpoint.0,
         &days.many,
+        &days.below,
     ];
     let floor = floor(&client.rows(FLOOR_OF_ENDPOINT, &params).await?, from)?;
-    let params: [&(dyn ToSql + Sync); 10] = [
+    let params: [&(dyn ToSql + Sync); 11] = [
         &tenant.0,
         &floor,
         &to,
@@ -338,6 +342,7 @@ async fn of_endpoint(
         &rows_of_each(filter, limit),
         &days.few,
         &days.many,
+        &days.below,
     ];
     Ok((floor, client.rows(PAGE_OF_ENDPOINT, &params).await?))
 }
@@ -354,14 +359,16 @@ async fn days(
     let params: [&(dyn ToSql + Sync); 5] = [&endpoint.0, &FEW, &limit, &since, &before];
     let mut days = Days::default();
     for row in client.rows(DAYS, &params).await? {
-        let day: OffsetDateTime = row.try_get(0)?;
-        let which = if row.try_get::<_, i64>(1)? < FEW {
-            &mut days.few
+        let (day, last): (OffsetDateTime, OffsetDateTime) = (row.try_get(0)?, row.try_get(1)?);
+        if row.try_get::<_, i64>(2)? < FEW {
+            days.few.push(day);
         } else {
-            &mut days.many
-        };
-        which.push(day);
-        if row.try_get::<_, i64>(2)? >= limit {
+            // No delivery is made later than its attempt starts, but for the slack.
+            let made_before = last + CLOCK_SLACK + time::Duration::MILLISECOND;
+            days.many.push(day);
+            days.below.push(lower_bound(made_before).min(to));
+        }
+        if row.try_get::<_, i64>(3)? >= limit {
             days.from = Some(lower_bound(day + CLOCK_SLACK));
         }
     }

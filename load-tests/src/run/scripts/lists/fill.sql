@@ -58,7 +58,7 @@ BEGIN
 
   INSERT INTO events (id, tenant_id, type_id, payload, channels, external_id, fan_endpoint, fan_delivery)
   SELECT a.event_id, a.tenant_id, a.type_id, '{"id":1,"total":"49.90"}', CASE WHEN a.n % 20000 = 8 THEN ARRAY['vip'] END,
-         CASE WHEN a.n % 40 = 0 THEN 'order-' || a.n % 1000 END, ARRAY[a.endpoint_id, b.endpoint_id], ARRAY[a.id, b.id]
+         CASE WHEN a.n % 40 = 0 THEN 'order-' || a.n END, ARRAY[a.endpoint_id, b.endpoint_id], ARRAY[a.id, b.id]
   FROM load.made a JOIN load.made b ON b.n = a.n + 1 WHERE a.n % 2 = 0 ORDER BY a.n;
 
   INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms,
