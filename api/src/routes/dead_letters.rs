@@ -8,6 +8,7 @@ use shared::domain::delivery::{DeadLetterClass, Kind as DeliveryKind};
 use shared::ids::{DeliveryId, EndpointId, EventId, created_at};
 use shared::policy::dead_letters::{Pattern, advice, pattern};
 use shared::store::dead_letters::{self as store, DeadLetter, Filter, Group, MOST_ENDPOINTS};
+use shared::store::snapshot;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -133,8 +134,10 @@ pub(super) async fn analysis(app: App, request: HttpRequest) -> Result<HttpRespo
             })?,
     };
     let since = app.clock.now() - time::Duration::hours(hours);
-    let client = app.client().await?;
-    let groups = store::analysis(&**client, tenant, since).await?;
+    let mut client = app.client().await?;
+    let snapshot = snapshot(&mut client).await?;
+    let groups = store::analysis(&snapshot, tenant, since).await?;
+    snapshot.commit().await?;
     drop(client);
     reply(StatusCode::OK, &Analysis::new(hours, groups))
 }

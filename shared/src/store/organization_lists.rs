@@ -135,15 +135,19 @@ SELECT h.tenant_id, h.public_id, x.id FROM heads h CROSS JOIN LATERAL (
 ) x(id)
 ORDER BY x.id DESC LIMIT $4";
 
-/// What living workers list, as far as it is the organization's and still live.
+/// What living workers list, as far as it is the organization's and still live: each is looked for at each tenant, the newest
+/// first, until the page is full.
 const DELIVERIES_IN_FLIGHT: &str = "
-SELECT l.tenant_id, t.public_id, f.id FROM (SELECT DISTINCT unnest(in_flight) AS id FROM workers WHERE expires_at > now()) f
-CROSS JOIN tenants t CROSS JOIN LATERAL (
-  SELECT tenant_id FROM ready WHERE tenant_id = t.id AND id = f.id
-  UNION ALL SELECT tenant_id FROM retry WHERE tenant_id = t.id AND id = f.id
-  UNION ALL SELECT tenant_id FROM ready_ordered WHERE tenant_id = t.id AND id = f.id) l
-WHERE t.organization_id = $1 AND t.deleted_at IS NULL AND f.id >= $2 AND f.id < $3
-ORDER BY f.id DESC LIMIT $4";
+WITH whose AS MATERIALIZED (SELECT id, public_id FROM tenants WHERE organization_id = $1 AND deleted_at IS NULL)
+SELECT l.tenant_id, l.public_id, f.id FROM (
+  SELECT id FROM (SELECT DISTINCT unnest(in_flight) AS id FROM workers WHERE expires_at > now()) f
+  WHERE id >= $2 AND id < $3 ORDER BY id DESC OFFSET 0) f
+CROSS JOIN LATERAL (
+  SELECT l.tenant_id, t.public_id FROM whose t CROSS JOIN LATERAL (
+    SELECT tenant_id FROM ready WHERE tenant_id = t.id AND id = f.id
+    UNION ALL SELECT tenant_id FROM retry WHERE tenant_id = t.id AND id = f.id
+    UNION ALL SELECT tenant_id FROM ready_ordered WHERE tenant_id = t.id AND id = f.id) l LIMIT 1) l
+LIMIT $4";
 
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[

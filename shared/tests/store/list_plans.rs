@@ -76,7 +76,11 @@ const QUIET: &str = "5002";
 type Case = (&'static str, &'static str, &'static [&'static str]);
 
 /// Modules whose statements are executed in a snapshot.
-const IN_A_SNAPSHOT: &[&str] = &["deliveries.", "organization_lists."];
+const IN_A_SNAPSHOT: &[&str] = &[
+    "deliveries.",
+    "organization_lists.",
+    "dead_letters.analysis",
+];
 
 /// `{lo}`, `{mid}` and `{hi}` are ids before, amid and after all others.
 const CASES: &[Case] = &[
