@@ -33,4 +33,5 @@ pub mod tenure;
 pub mod transitions;
 
 pub use config::Config;
+pub use jobs::stats::run_once as run_stats_once;
 pub use startup::{CONNECTIONS, Running, start};

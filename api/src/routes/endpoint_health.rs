@@ -4,8 +4,9 @@ use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, HttpResponse};
 use serde::Serialize;
 use shared::ids::EndpointId;
-use shared::policy::breaker::{SLOW_MS, lowered_threshold};
+use shared::policy::breaker::lowered_threshold;
 use shared::store::endpoint_health::{self as store, Health};
+use shared::store::stats::{self, EndpointStats};
 use time::OffsetDateTime;
 use utoipa::ToSchema;
 
@@ -27,7 +28,7 @@ use crate::problem::ApiError;
         (status = 200, description = "Its breaker and its latest results", body = EndpointHealth, example = json!({
             "state": "open", "consecutive_failures": 10, "failure_threshold": 10, "opened_at": example::CREATED,
             "cooldown_seconds": 300, "next_probe_at": example::LATER, "failing_since": example::CREATED,
-            "p50_ms": null, "p95_ms": 120, "p99_ms": null, "sample_count": 0, "slow": false,
+            "p50_ms": 85.5, "p95_ms": 412.95, "p99_ms": 1180.0, "sample_count": 5210, "slow": false, "degrading": false,
             "last_success_at": null, "last_failure_at": example::CREATED,
         })),
         Refused<(refused::Key, refused::Id)>,
@@ -38,11 +39,12 @@ pub(crate) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
     let id: EndpointId = path_id(&request, "id")?;
     let client = app.client().await?;
     let found = store::find(&client, tenant, id.0).await?;
+    let measured = stats::find(&**client, tenant, id.0).await?;
     drop(client);
     let health = found.ok_or_else(endpoints::missing)?;
     reply(
         StatusCode::OK,
-        &EndpointHealth::new(&health, app.clock.now()),
+        &EndpointHealth::new(&health, measured.as_ref(), app.clock.now()),
     )
 }
 
@@ -62,14 +64,18 @@ struct EndpointHealth {
     next_probe_at: Option<Instant>,
     #[schema(required)]
     failing_since: Option<Instant>,
+    /// Milliseconds under which half of its requests of the last 24 hours took; failed ones count as well.
     #[schema(required)]
-    p50_ms: Option<u32>,
+    p50_ms: Option<f64>,
     #[schema(required)]
-    p95_ms: Option<u32>,
+    p95_ms: Option<f64>,
     #[schema(required)]
-    p99_ms: Option<u32>,
+    p99_ms: Option<f64>,
     sample_count: u64,
+    /// Its 95th percentile is above 2 s.
     slow: bool,
+    /// Its 95th percentile is three times that of the day before, or more.
+    degrading: bool,
     #[schema(required)]
     last_success_at: Option<Instant>,
     #[schema(required)]
@@ -86,8 +92,9 @@ enum BreakerState {
 }
 
 impl EndpointHealth {
-    fn new(health: &Health, now: OffsetDateTime) -> Self {
+    fn new(health: &Health, measured: Option<&EndpointStats>, now: OffsetDateTime) -> Self {
         let runtime = &health.runtime;
+        let percentiles = measured.and_then(|it| it.computed.percentiles);
         Self {
             state: state(health, now),
             consecutive_failures: health.consecutive_failures,
@@ -96,12 +103,12 @@ impl EndpointHealth {
             cooldown_seconds: runtime.opened_at.map(|_open| runtime.cooldown.as_secs()),
             next_probe_at: runtime.next_probe_at.map(Instant),
             failing_since: runtime.failing_since.map(Instant),
-            // Percentiles come with the statistics; their job writes the 95th for the breaker.
-            p50_ms: None,
-            p95_ms: runtime.p95_ms,
-            p99_ms: None,
-            sample_count: 0,
-            slow: runtime.p95_ms.is_some_and(|p95| p95 > SLOW_MS),
+            p50_ms: percentiles.map(|it| it.p50_ms),
+            p95_ms: percentiles.map(|it| it.p95_ms),
+            p99_ms: percentiles.map(|it| it.p99_ms),
+            sample_count: measured.map_or(0, |it| it.computed.samples),
+            slow: measured.is_some_and(|it| it.slow_since.is_some()),
+            degrading: measured.is_some_and(|it| it.degrading_since.is_some()),
             last_success_at: health.last_success_at.map(Instant),
             last_failure_at: health.last_failure_at.map(Instant),
         }

@@ -26,8 +26,8 @@ pub const MIN_SPAN: Duration = Duration::from_secs(2);
 /// The lowest threshold that slowness leads to.
 const LOWEST_THRESHOLD: u16 = 3;
 
-/// An endpoint with 5 % of its responses slower than this, in milliseconds, is slow.
-pub const SLOW_MS: u32 = 5_000;
+/// An endpoint with 5 % of its responses slower than this, in milliseconds, is very slow.
+pub const VERY_SLOW_MS: u32 = 5_000;
 
 /// So many probes in a row that say nothing about the endpoint end in another cooldown: each costs a
 /// delivery, and the fault may be ours.
@@ -38,7 +38,7 @@ const SILENT_PROBES: u8 = 3;
 /// so half of them must do. Never higher than its own.
 #[must_use]
 pub fn lowered_threshold(threshold: u16, p95_ms: Option<u32>) -> u16 {
-    if p95_ms.is_some_and(|p95| p95 > SLOW_MS) {
+    if p95_ms.is_some_and(|p95| p95 > VERY_SLOW_MS) {
         (threshold / 2).max(LOWEST_THRESHOLD).min(threshold)
     } else {
         threshold

@@ -8,6 +8,7 @@
 //! - [`bucket`], [`limit`]: how fast and how much at once an endpoint is sent to.
 //! - [`notice`]: what a tenant is told, and how often.
 //! - [`dead_letters`]: what they have in common, and what to do about it.
+//! - [`percentiles`], [`slowness`]: how fast an endpoint answers, and when that is worth a word.
 //! - [`replay`]: how fast old events are sent again.
 //! - [`address`]: where requests may go.
 //! - [`headers`]: what a tenant may add to a request.
@@ -30,8 +31,10 @@ pub mod limit;
 pub mod notice;
 pub mod outage;
 pub mod payload;
+pub mod percentiles;
 pub mod postback;
 pub mod redaction;
 pub mod replay;
 pub mod retry_after;
 pub mod signing;
+pub mod slowness;

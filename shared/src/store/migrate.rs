@@ -70,6 +70,7 @@ pub const MIGRATIONS: &[Migration] = migrations![
     ),
     (16, "complete_removals", "0016_complete_removals.sql"),
     (17, "index_kept_replies", "0017_index_kept_replies.sql"),
+    (18, "add_endpoint_stats", "0018_add_endpoint_stats.sql"),
 ];
 
 /// The schema that this program reads and writes.

@@ -44,6 +44,7 @@ pub mod replies;
 pub mod retention;
 pub mod sealed;
 pub mod slots;
+pub mod stats;
 pub mod tenants;
 pub mod test_sends;
 
@@ -115,6 +116,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         retention::STATEMENTS,
         sealed::STATEMENTS,
         backlog::STATEMENTS,
+        stats::STATEMENTS,
     ]
     .into_iter()
     .flatten()

@@ -4,6 +4,7 @@
 //! - [`pauses`]: what was held back and is not any more goes back to its owners.
 //! - [`replays`]: what people ask to be sent again.
 //! - [`removal`]: deleted tenants and expunged payloads.
+//! - [`stats`]: how fast endpoints answer, and which are slow.
 //! - [`backlog`]: which endpoints have so much waiting that new deliveries are turned away.
 //!
 //! Every worker runs every job's loop; who holds the job's lease does a step, the others ask again.
@@ -18,6 +19,7 @@ mod maintenance;
 mod pauses;
 mod removal;
 mod replays;
+pub(crate) mod stats;
 #[cfg(test)]
 mod tests;
 
@@ -43,7 +45,7 @@ const AFTER_ERROR: Duration = Duration::from_secs(10);
 const RELEASE_BUDGET: Duration = Duration::from_secs(1);
 
 /// How many jobs there are; each loop keeps a connection of its own.
-pub(crate) const JOBS: usize = 5;
+pub(crate) const JOBS: usize = 6;
 
 /// What is done while a lease is held.
 trait Job: Send {
@@ -100,6 +102,10 @@ impl Jobs {
         let jobs = self.clone();
         supervisor.start("pauses", move |shutdown| {
             jobs.clone().lead(pauses::Resume, shutdown)
+        });
+        let jobs = self.clone();
+        supervisor.start("stats", move |shutdown| {
+            jobs.clone().lead(stats::Stats::default(), shutdown)
         });
         let jobs = self.clone();
         supervisor.start("replays", move |shutdown| {
