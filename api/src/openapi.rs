@@ -51,6 +51,7 @@ const ADMIN: &str = "admin";
         (name = "Endpoints", description = "Where to, what, and within which limits"),
         (name = "Replays", description = "Old events, sent again in the background"),
         (name = "Dead letters", description = "Deliveries that are no longer tried"),
+        (name = "Statistics", description = "How fast endpoints answer, and what is under way"),
         (name = "Audit log", description = "Who changed what of the configuration"),
         (name = "Tenants", description = "For organizations: the tenants of their own"),
         (name = "Administration", description = "For the operator"),

@@ -56,6 +56,13 @@ pub(crate) fn delivery() -> Value {
     })
 }
 
+pub(crate) fn endpoint_stats() -> Value {
+    json!({
+        "endpoint_id": ENDPOINT, "p50_ms": 310.5, "p95_ms": 2_412.95, "p99_ms": 4_180.0, "sample_count": 5_210,
+        "slow": true, "slow_since": CREATED, "degrading": false, "degrading_since": null, "since": CREATED, "until": LATER,
+    })
+}
+
 pub(crate) fn dead_letter() -> Value {
     json!({
         "id": DELIVERY, "event_id": EVENT, "endpoint_id": ENDPOINT, "event_type": "order.created", "kind": "live",

@@ -25,6 +25,7 @@ mod own_keys;
 mod removals;
 mod replay_document;
 mod replays;
+mod stats;
 mod template_fields;
 
 use std::sync::Arc;
@@ -153,6 +154,9 @@ routes! {
     path "/v1/tenants/{id}": GET removals::own_tenant, DELETE removals::delete_own_tenant;
     path "/v1/tenants/{id}/keys": GET own_keys::list, POST own_keys::create;
     path "/v1/tenants/{id}/keys/{key}": PATCH own_keys::change, DELETE own_keys::revoke;
+    path "/v1/stats/endpoints": GET stats::endpoints;
+    path "/v1/stats/slow-endpoints": GET stats::slow;
+    path "/v1/stats/pipeline": GET stats::pipeline;
     path "/v1/expunge": POST removals::expunge;
     path "/v1/removals/{id}": GET removals::show;
     path "/v1/audit-log": GET audit_log::list;

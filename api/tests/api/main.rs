@@ -43,4 +43,5 @@ mod removed;
 mod replays;
 mod signatures;
 mod ssrf;
+mod stats;
 mod waiting;

@@ -34,6 +34,7 @@ pub mod notify;
 pub mod organization_lists;
 pub mod partitions;
 pub mod pauses;
+pub mod pipeline;
 pub mod pool;
 pub mod queue;
 pub mod reader;
@@ -116,6 +117,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         retention::STATEMENTS,
         sealed::STATEMENTS,
         backlog::STATEMENTS,
+        pipeline::STATEMENTS,
         stats::STATEMENTS,
     ]
     .into_iter()
