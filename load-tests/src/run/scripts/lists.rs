@@ -91,14 +91,11 @@ async fn organization(stage: &Stage<'_>) -> anyhow::Result<String> {
         ask_json(stage.system.api_addr, &question).await
     };
     let made = post("/v1/admin/organizations", json!({ "name": "load" })).await?;
-    let id = made["id"].as_str().context("no id in the reply")?;
+    let id = text(&made, "/id")?;
     let path = format!("/v1/admin/organizations/{id}/keys");
     let key = json!({ "name": "load", "scopes": ["read", "keys:write"] });
     let made = post(&path, key).await?;
-    Ok(made["key"]
-        .as_str()
-        .context("no key in the reply")?
-        .to_owned())
+    Ok(text(&made, "/key")?.to_owned())
 }
 
 async fn fill(client: &Client, attempts: i64) -> anyhow::Result<()> {
@@ -175,18 +172,13 @@ FROM load.tenants l JOIN tenants t ON t.id = l.tenant_id WHERE l.number < 2 ORDE
             ("{delivery}", "/v1/deliveries?status=delivered&limit=1"),
         ] {
             let reply = asker.ask(Who::Large, path).await?;
-            let id = reply["data"][0]["id"]
-                .as_str()
-                .context("there is none")?
-                .to_owned();
+            let id = text(&reply, "/data/0/id")?.to_owned();
             asker.names.push((name, id));
         }
         let audit = asker
             .ask(Who::Large, "/v1/audit-log?action=endpoint.updated&limit=1")
             .await?;
-        let object = audit["data"][0]["object"]["id"]
-            .as_str()
-            .context("no object")?;
+        let object = text(&audit, "/data/0/object/id")?;
         asker.names.push(("{object}", object.to_owned()));
         Ok(asker)
     }
@@ -244,8 +236,11 @@ FROM load.tenants l JOIN tenants t ON t.id = l.tenant_id WHERE l.number < 2 ORDE
             let began = now_ns();
             let page = self.ask(question.who, &path).await?;
             latencies.record(began, now_ns());
-            rows += page["data"].as_array().map_or(1, Vec::len);
-            let Some(cursor) = page["next_cursor"].as_str() else {
+            rows += page
+                .pointer("/data")
+                .and_then(Value::as_array)
+                .map_or(1, Vec::len);
+            let Some(cursor) = page.pointer("/next_cursor").and_then(Value::as_str) else {
                 break;
             };
             path = format!("{first}&cursor={cursor}");
@@ -275,6 +270,12 @@ FROM load.tenants l JOIN tenants t ON t.id = l.tenant_id WHERE l.number < 2 ORDE
         );
         Ok(serde_json::from_slice(reply.body)?)
     }
+}
+
+/// A text of a reply.
+fn text<'v>(reply: &'v Value, pointer: &str) -> anyhow::Result<&'v str> {
+    let value = reply.pointer(pointer).and_then(Value::as_str);
+    value.with_context(|| format!("no {pointer} in the reply"))
 }
 
 /// How a question can be read.

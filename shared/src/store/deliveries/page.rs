@@ -26,6 +26,8 @@ use crate::store::{Found, Reader, StoreError};
 
 /// Rows of each table that a page looks at.
 const STRETCH: i64 = 2_000;
+/// The same where the event of each is looked up for its type.
+const STRETCH_OF_TYPE: i64 = 800;
 /// An endpoint with fewer attempts on a day has few: they are read, whatever the page needs of them. More than a page.
 const FEW: i64 = 300;
 /// No delivery is made later; a later instant has no date.
@@ -289,9 +291,10 @@ async fn of_tenant(
     limit: i64,
 ) -> Result<Looked, StoreError> {
     let (from, to) = filter.range;
+    let (stretch, rows_of_each) = stretch(filter, limit);
     let status = filter.status.map(Status::code);
     let since = earliest_attempt(from);
-    let params: [&(dyn ToSql + Sync); 6] = [&tenant.0, &from, &to, &STRETCH, &status, &since];
+    let params: [&(dyn ToSql + Sync); 6] = [&tenant.0, &from, &to, &stretch, &status, &since];
     let floor = floor(&client.rows(FLOOR, &params).await?, from)?;
     let since = earliest_attempt(floor);
     let params: [&(dyn ToSql + Sync); 8] = [
@@ -301,7 +304,7 @@ async fn of_tenant(
         &limit,
         &filter.event_type,
         &status,
-        &rows_of_each(filter, limit),
+        &rows_of_each,
         &since,
     ];
     Ok((floor, client.rows(PAGE, &params).await?))
@@ -314,6 +317,7 @@ async fn of_endpoint(
     limit: i64,
 ) -> Result<Looked, StoreError> {
     let (from, to) = filter.range;
+    let (stretch, rows_of_each) = stretch(filter, limit);
     let status = filter.status.map(Status::code);
     let days = match filter.status {
         None | Some(Status::Delivered) => days(client, endpoint, filter.range, limit).await?,
@@ -324,7 +328,7 @@ async fn of_endpoint(
         &tenant.0,
         &from,
         &to,
-        &STRETCH,
+        &stretch,
         &status,
         &endpoint.0,
         &days.many,
@@ -339,7 +343,7 @@ async fn of_endpoint(
         &filter.event_type,
         &endpoint.0,
         &status,
-        &rows_of_each(filter, limit),
+        &rows_of_each,
         &days.few,
         &days.many,
         &days.below,
@@ -375,12 +379,12 @@ async fn days(
     Ok(days)
 }
 
-/// Of a type all rows down to the floor may be needed.
-const fn rows_of_each(filter: Filter<'_>, limit: i64) -> i64 {
+/// How many rows of each table a page looks at, and how many of them it may need: of a type all down to the floor.
+const fn stretch(filter: Filter<'_>, limit: i64) -> (i64, i64) {
     if filter.event_type.is_some() {
-        STRETCH + 1
+        (STRETCH_OF_TYPE, STRETCH_OF_TYPE + 1)
     } else {
-        limit
+        (STRETCH, limit)
     }
 }
 
