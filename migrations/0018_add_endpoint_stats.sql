@@ -21,5 +21,5 @@ CREATE TABLE endpoint_stats_hours (           -- as they were at the end of an h
   p50_ms      float8 NOT NULL,
   p95_ms      float8 NOT NULL,
   p99_ms      float8 NOT NULL,
-  PRIMARY KEY (hour, endpoint_id)
+  PRIMARY KEY (endpoint_id, hour)
 );

@@ -12,7 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::output::{Format, Output};
 use crate::{
-    config, dev, key, listen, master_key, migrate, organization, pause, send, serve, tenant, verify,
+    config, dev, key, listen, master_key, migrate, organization, pause, send, serve, stats, tenant,
+    verify,
 };
 
 const EXAMPLES: &str = "\
@@ -75,6 +76,9 @@ enum Command {
     /// Hold deliveries back for a while: by tenant, by type of event, or both
     #[command(subcommand)]
     Pause(pause::Command),
+    /// How fast endpoints answer
+    #[command(subcommand)]
+    Stats(stats::Command),
     /// Publish an event
     Send(send::Args),
     /// Receive deliveries: verify their signatures and print them
@@ -100,6 +104,7 @@ impl Command {
             | Self::Key(_)
             | Self::MasterKey(_)
             | Self::Pause(_)
+            | Self::Stats(_)
             | Self::Send(_)
             | Self::Verify(_) => false,
         }
@@ -145,6 +150,7 @@ pub(crate) fn command() -> Clap {
         ("tenant", DATABASE),
         ("key", DATABASE),
         ("pause", DATABASE),
+        ("stats", DATABASE),
         ("master-key", SEALED),
     ] {
         command = command.mut_subcommand(name, |sub| sub.args(global(names)));
@@ -202,6 +208,7 @@ async fn dispatch(
         Command::Key(command) => key::run(command, settings, output).await,
         Command::MasterKey(command) => master_key::run(command, settings, output).await,
         Command::Pause(command) => pause::run(command, settings, output).await,
+        Command::Stats(command) => stats::run(command, settings, output).await,
         Command::Send(args) => send::run(&args, settings, output).await,
         Command::Listen(args) => listen::run(&args, output, shutdown).await,
         Command::Verify(args) => verify::run(&args, output),

@@ -1,5 +1,5 @@
 //! The `postrider` program: everything on one machine (`dev`), the servers (`api`, `worker`), the
-//! database (`migrate`, `master-key`), its first rows (`organization`, `tenant`, `key`), and a user's tools
+//! database (`migrate`, `master-key`, `stats`), its first rows (`organization`, `tenant`, `key`), and a user's tools
 //! (`send`, `listen`, `verify`, `config`).
 
 mod cli;
@@ -17,6 +17,7 @@ mod receiver;
 mod send;
 mod serve;
 mod signature;
+mod stats;
 mod store;
 mod tenant;
 mod verify;

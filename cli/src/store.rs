@@ -14,13 +14,19 @@ pub(crate) fn database(settings: &Settings) -> Result<Database, Failure> {
     Database::new(url).map_err(store_failure)
 }
 
-/// A connection to a database that has the schema of this program.
-pub(crate) async fn connect(settings: &Settings) -> Result<Session, Failure> {
+/// The database, which has the schema of this program.
+pub(crate) async fn checked(settings: &Settings) -> Result<Database, Failure> {
     let database = database(settings)?;
     migrate::check_version(&database)
         .await
         .map_err(migrate_failure)?;
-    database
+    Ok(database)
+}
+
+/// A connection to a database that has the schema of this program.
+pub(crate) async fn connect(settings: &Settings) -> Result<Session, Failure> {
+    checked(settings)
+        .await?
         .connect(Role::Maintenance)
         .await
         .map_err(store_failure)

@@ -152,6 +152,8 @@ impl Owned {
              INSERT INTO suspects (delivery_id, deaths) VALUES ('{ready}', 1);
              INSERT INTO commands (slot, tenant_id, endpoint_id, verb) VALUES (1, {t}, {k}, 1);
              INSERT INTO notices (endpoint_id, kind, window_start, tenant_id) VALUES ({k}, 1, now(), {t});
+             INSERT INTO endpoint_stats (endpoint_id, tenant_id, computed_at, since, samples) VALUES ({k}, {t}, now(), now(), 0);
+             INSERT INTO endpoint_stats_hours (endpoint_id, hour, samples, p50_ms, p95_ms, p99_ms) VALUES ({k}, now(), 1, 1, 1, 1);
              INSERT INTO pauses (tenant_id, until, reason) VALUES ({t}, now() + interval '1 d', 'x');
              INSERT INTO replays (id, public_id, tenant_id, endpoint_id, statuses, missing, fingerprint, per_second, status)
                OVERRIDING SYSTEM VALUE VALUES ({r}, gen_random_uuid(), {t}, {k}, '{{5}}', false, '', 1, 1);

@@ -195,6 +195,34 @@ async fn a_master_key_is_rotated_step_by_step() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn percentiles_are_computed_without_a_worker() {
+    let database = TestDatabase::new().await;
+    on(database.url(), &["tenant", "create", "--name", "Shop"]).ended_with(0);
+    let none = on(database.url(), &["stats", "run", "--once"]).ended_with(0);
+    let samples = "
+        WITH e AS (
+          INSERT INTO endpoints (public_id, tenant_id, slot, url, settings)
+          SELECT gen_random_uuid(), id, 3, 'https://example.com/', '{}' FROM tenants RETURNING id, tenant_id)
+        INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms, outcome, applied)
+        SELECT tenant_id, gen_random_uuid(), 1, 1, now() - interval '1 minute', id, gen_random_uuid(), 1, ms, 1, true
+        FROM e, unnest(ARRAY[10, 30]) ms";
+    let session = database.session().await;
+    session.execute(samples, &[]).await.unwrap();
+
+    let one = on(database.url(), &["stats", "run", "--once"]).ended_with(0);
+    let how = on(database.url(), &["stats", "run"]).ended_with(2);
+
+    assert!(none.stdout.contains(" 0 endpoints"), "{none:?}");
+    assert!(one.stdout.contains(" 1 endpoints"), "{one:?}");
+    assert!(how.stderr.contains("--once"), "{how:?}");
+    let found = session
+        .query_one("SELECT samples, p50_ms FROM endpoint_stats", &[])
+        .await
+        .unwrap();
+    assert_eq!((found.get::<_, i64>(0), found.get::<_, f64>(1)), (2, 20.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn deliveries_are_held_back_by_rule_and_the_rules_listed() {
     let database = TestDatabase::new().await;
     let pause = |args: &[&str]| on(database.url(), &[&["pause"], args].concat());

@@ -97,7 +97,7 @@ INSERT INTO endpoint_stats_hours (hour, endpoint_id, samples, p50_ms, p95_ms, p9
 SELECT $1, endpoint_id, samples, p50_ms, p95_ms, p99_ms FROM endpoint_stats WHERE samples > 0 AND p95_ms IS NOT NULL
 ON CONFLICT DO NOTHING";
 
-/// By primary key.
+/// Reads the table, once an hour.
 const FORGET_HOURS: &str = "DELETE FROM endpoint_stats_hours WHERE hour < $1";
 
 /// What is judged, by the primary keys: endpoints after $1, with their percentile at the hour $2.

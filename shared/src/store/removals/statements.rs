@@ -196,6 +196,8 @@ p AS (DELETE FROM endpoint_key_pairs WHERE endpoint_id IN (SELECT id FROM batch)
 u AS (DELETE FROM endpoint_urls WHERE endpoint_id IN (SELECT id FROM batch)),
 r AS (DELETE FROM endpoint_runtime WHERE endpoint_id IN (SELECT id FROM batch)),
 n AS (DELETE FROM notices WHERE endpoint_id IN (SELECT id FROM batch)),
+f AS (DELETE FROM endpoint_stats WHERE endpoint_id IN (SELECT id FROM batch)),
+h AS (DELETE FROM endpoint_stats_hours WHERE endpoint_id IN (SELECT id FROM batch)),
 o AS (DELETE FROM replay_outstanding WHERE endpoint_id IN (SELECT id FROM batch)),
 e AS (DELETE FROM endpoints WHERE id IN (SELECT id FROM batch) RETURNING 1)
 SELECT count(*) FROM e";
