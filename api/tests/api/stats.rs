@@ -99,55 +99,80 @@ async fn a_tenant_reads_the_percentiles_of_its_endpoints_page_by_page_and_which_
     refused.problem(400, "invalid_parameter");
 }
 
+/// Plays the worker's part.
+struct Worker {
+    session: Session,
+}
+
+const ATTEMPT: &str = "
+INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms, outcome, final_status, applied)
+SELECT tenant_id, id, 1, 1, now(), endpoint_id, event_id, 1, 50, OUTCOME, FINAL, true FROM ready WHERE id = $1";
+const TO_RETRY: &str = "
+WITH gone AS (DELETE FROM ready WHERE id = $1 RETURNING slot, tenant_id, endpoint_id, id, event_id)
+INSERT INTO retry (slot, tenant_id, endpoint_id, id, event_id, attempts_made, attempts_charged, due_at)
+SELECT *, 1, 1, now() + interval '1 hour' FROM gone";
+const TO_DEAD: &str = "
+WITH gone AS (DELETE FROM ready WHERE id = $1 RETURNING tenant_id, endpoint_id, id, event_id)
+INSERT INTO dead_letters (tenant_id, endpoint_id, id, event_id, class, reason, attempts_made, kind, root_id)
+SELECT *, 3, 'HTTP 400', 1, 0, id FROM gone";
+const TO_FLIGHT: &str = "
+INSERT INTO workers (id, expires_at, in_flight) VALUES (gen_random_uuid(), now() + interval '1 hour', ARRAY[$1::uuid])";
+
+impl Worker {
+    async fn run(&self, sql: &str, delivery: &str) {
+        let id = delivery.parse::<DeliveryId>().unwrap().0;
+        let changed = self.session.execute(sql, &[&id]).await.unwrap();
+        assert_eq!(changed, 1, "{sql}");
+    }
+
+    async fn attempt(&self, delivery: &str, outcome: &str, last: &str) {
+        let sql = ATTEMPT.replace("OUTCOME", outcome).replace("FINAL", last);
+        self.run(&sql, delivery).await;
+    }
+}
+
+async fn delivery(tenant: &Tenant<'_>) -> String {
+    let event = tenant.publishes("a.b", &json!({"n": 1})).await;
+    text(&event["deliveries"][0]["id"])
+}
+
+async fn pipeline(tenant: &Tenant<'_>) -> Value {
+    tenant.get("/v1/stats/pipeline").await.expect(200)
+}
+
+async fn created_at(tenant: &Tenant<'_>, delivery: &str) -> Value {
+    let path = format!("/v1/deliveries/{delivery}");
+    tenant.get(&path).await.expect(200)["created_at"].clone()
+}
+
 #[tokio::test]
-async fn the_pipeline_is_counted_by_where_deliveries_are_and_only_what_may_go_is_admissible() {
+async fn the_pipeline_is_counted_by_where_deliveries_are() {
     let (database, server) = world().await;
     let tenant = server.tenant("acme").await;
-    let session = database.session().await;
-    let endpoint = text(&tenant.endpoint(json!({})).await["id"]);
-    let limited =
-        json!({ "rate_limit": { "per_second": 1, "burst": 1 }, "event_types": ["slow.one"] });
-    let limited = text(&tenant.endpoint(limited).await["id"]);
-    let run = async |sql: &str, delivery: &str| {
-        let id = delivery.parse::<DeliveryId>().unwrap().0;
-        let changed = session.execute(sql, &[&id]).await.unwrap();
-        assert_eq!(changed, 1, "{sql}");
+    let worker = Worker {
+        session: database.session().await,
     };
-    let empty = tenant.get("/v1/stats/pipeline").await.expect(200);
+    tenant.endpoint(json!({})).await;
+    let empty = pipeline(&tenant).await;
     let mut deliveries = Vec::new();
     for _ in 0..5 {
-        let event = tenant.publishes("a.b", &json!({"n": 1})).await;
-        deliveries.push(text(&event["deliveries"][0]["id"]));
+        deliveries.push(delivery(&tenant).await);
     }
-    let [oldest, retried, delivered, dead, flying] = deliveries.as_slice() else {
+    let [_pending, retried, delivered, dead, flying] = deliveries.as_slice() else {
         panic!("five deliveries");
     };
-    let attempt = |outcome: i16, last: &str| {
-        format!("INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms, outcome, final_status, applied)
-                 SELECT tenant_id, id, 1, 1, now(), endpoint_id, event_id, 1, 50, {outcome}, {last}, true FROM ready WHERE id = $1")
-    };
-    run(&attempt(2, "NULL"), retried).await;
-    run("WITH gone AS (DELETE FROM ready WHERE id = $1 RETURNING slot, tenant_id, endpoint_id, id, event_id)
-         INSERT INTO retry (slot, tenant_id, endpoint_id, id, event_id, attempts_made, attempts_charged, due_at)
-         SELECT *, 1, 1, now() + interval '1 hour' FROM gone", retried).await;
-    run(&attempt(1, "3"), delivered).await;
-    run("DELETE FROM ready WHERE id = $1", delivered).await;
-    run(&attempt(2, "5"), dead).await;
-    run("WITH gone AS (DELETE FROM ready WHERE id = $1 RETURNING tenant_id, endpoint_id, id, event_id)
-         INSERT INTO dead_letters (tenant_id, endpoint_id, id, event_id, class, reason, attempts_made, kind, root_id)
-         SELECT *, 3, 'HTTP 400', 1, 0, id FROM gone", dead).await;
-    run("INSERT INTO workers (id, expires_at, in_flight) VALUES (gen_random_uuid(), now() + interval '1 hour', ARRAY[$1::uuid])", flying).await;
+    worker.attempt(retried, "2", "NULL").await;
+    worker.run(TO_RETRY, retried).await;
+    worker.attempt(delivered, "1", "3").await;
+    worker
+        .run("DELETE FROM ready WHERE id = $1", delivered)
+        .await;
+    worker.attempt(dead, "2", "5").await;
+    worker.run(TO_DEAD, dead).await;
+    worker.run(TO_FLIGHT, flying).await;
 
-    let found = tenant.get("/v1/stats/pipeline").await.expect(200);
+    let found = pipeline(&tenant).await;
 
-    assert_eq!(
-        (
-            &empty["pending"],
-            &empty["oldest_pending"],
-            &empty["avg_delivery_ms_last_hour"]
-        ),
-        (&json!(0), &Value::Null, &Value::Null)
-    );
     let counts = [
         "pending",
         "awaiting_retry",
@@ -156,51 +181,54 @@ async fn the_pipeline_is_counted_by_where_deliveries_are_and_only_what_may_go_is
         "delivered_last_hour",
         "failed_last_hour",
     ];
-    assert_eq!(
-        counts.map(|name| found[name].as_u64().unwrap()),
-        [1, 1, 1, 1, 1, 2]
-    );
+    let of = |document: &Value| counts.map(|name| document[name].as_u64().unwrap());
+    assert_eq!(of(&empty), [0; 6]);
+    assert_eq!(of(&found), [1, 1, 1, 1, 1, 2]);
     for name in counts {
-        assert_eq!(
-            found[format!("{name}_is_lower_bound")],
-            json!(false),
-            "{name}"
-        );
+        assert_eq!(found[format!("{name}_is_lower_bound")], json!(false));
     }
-    assert_eq!(found["avg_delivery_ms_last_hour"], json!(50.0));
-    let created_at = tenant
-        .get(&format!("/v1/deliveries/{oldest}"))
-        .await
-        .expect(200)["created_at"]
-        .clone();
-    assert_eq!(found["oldest_pending"], created_at);
-    assert_eq!(found["oldest_admissible"], created_at);
-
-    // What a breaker, a limit that is being used, or a pause holds back is not admissible.
-    let key = format!(
-        "(SELECT id FROM endpoints WHERE public_id = '{}')",
-        endpoint.parse::<EndpointId>().unwrap().0
-    );
-    let open = format!("INSERT INTO endpoint_runtime (endpoint_id, breaker) VALUES ({key}, 1)");
-    session.batch_execute(&open).await.unwrap();
-    let event = tenant.publishes("slow.one", &json!({})).await;
-    let theirs = event["deliveries"].as_array().unwrap();
-    let of_limited = theirs
-        .iter()
-        .find(|it| it["endpoint_id"] == limited.as_str())
-        .unwrap();
-    let waits = tenant.get("/v1/stats/pipeline").await.expect(200);
-    run(&attempt(1, "NULL"), of_limited["id"].as_str().unwrap()).await;
-    let held = tenant.get("/v1/stats/pipeline").await.expect(200);
-
+    let average = "avg_delivery_ms_last_hour";
     assert_eq!(
-        waits["oldest_admissible"],
-        tenant
-            .get(&format!("/v1/events/{}", text(&event["id"])))
-            .await
-            .expect(200)["created_at"],
-        "nothing was sent to it yet: it waits for us"
+        (&empty[average], &found[average]),
+        (&Value::Null, &json!(50.0))
     );
-    assert_eq!(held["oldest_admissible"], Value::Null);
-    assert_eq!(held["oldest_pending"], created_at);
+}
+
+#[tokio::test]
+async fn only_what_nothing_holds_back_is_admissible() {
+    let (database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let worker = Worker {
+        session: database.session().await,
+    };
+    let broken = json!({ "event_types": ["a.b"] });
+    let broken = text(&tenant.endpoint(broken).await["id"]);
+    let oldest = delivery(&tenant).await;
+    let limited =
+        json!({ "rate_limit": { "per_second": 1, "burst": 1 }, "event_types": ["slow.one"] });
+    tenant.endpoint(limited).await;
+    let oldest_at = created_at(&tenant, &oldest).await;
+
+    let free = pipeline(&tenant).await;
+    let id = broken.parse::<EndpointId>().unwrap().0;
+    let open = "INSERT INTO endpoint_runtime (endpoint_id, breaker) SELECT id, 1 FROM endpoints WHERE public_id = $1";
+    worker.session.execute(open, &[&id]).await.unwrap();
+    let behind_a_breaker = pipeline(&tenant).await;
+    let event = tenant.publishes("slow.one", &json!({})).await;
+    let second = text(&event["deliveries"][0]["id"]);
+    let not_sent_to = pipeline(&tenant).await;
+    worker.attempt(&second, "1", "NULL").await;
+    let paced = pipeline(&tenant).await;
+
+    assert_eq!(free["oldest_admissible"], oldest_at);
+    assert_eq!(behind_a_breaker["oldest_admissible"], Value::Null);
+    let second_at = created_at(&tenant, &second).await;
+    assert_eq!(
+        not_sent_to["oldest_admissible"], second_at,
+        "a limit that nobody uses holds nothing back: it waits for us"
+    );
+    assert_eq!(paced["oldest_admissible"], Value::Null);
+    for document in [&free, &behind_a_breaker, &not_sent_to, &paced] {
+        assert_eq!(document["oldest_pending"], oldest_at);
+    }
 }

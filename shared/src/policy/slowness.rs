@@ -68,7 +68,8 @@ mod tests {
 
     #[test]
     fn who_is_slow_or_gets_slower() {
-        let cases: &[(&str, (u64, f64), Option<(u64, f64)>, [bool; 3])] = &[
+        type Case = (&'static str, (u64, f64), Option<(u64, f64)>, [bool; 3]);
+        let cases: &[Case] = &[
             ("at the limit", (20, 2_000.0), None, [false, false, false]),
             ("above it", (20, 2_000.1), None, [true, false, false]),
             (

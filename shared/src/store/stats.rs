@@ -280,7 +280,7 @@ pub async fn percentiles(
         let percentiles = found
             .map(<[f64; 3]>::try_from)
             .transpose()
-            .map_err(|_| StoreError::Decode("not three percentiles".to_owned()))?;
+            .map_err(|_others| StoreError::Decode("not three percentiles".to_owned()))?;
         let computed = Computed {
             samples,
             percentiles: percentiles.map(Into::into),
@@ -311,7 +311,7 @@ pub async fn minutes(
     let mut minutes: HashMap<i64, Minute> = HashMap::new();
     for row in client.query(statement, &params).await? {
         let times = u32::try_from(row.try_get::<_, i64>(2)?)
-            .map_err(|_| StoreError::Decode("too many attempts in a minute".to_owned()))?;
+            .map_err(|_beyond| StoreError::Decode("too many attempts in a minute".to_owned()))?;
         let minute = minutes.entry(row.try_get(0)?).or_default();
         minute.counts.push((row.try_get(1)?, times));
     }
