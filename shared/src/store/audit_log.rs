@@ -23,64 +23,61 @@ const RECORD: &str = "
 INSERT INTO audit_log (id, tenant_id, organization_id, actor, key_id, key_hint, action, object_type, object_id, changed, request_id)
 VALUES ($1, $2, coalesce($3, (SELECT organization_id FROM tenants WHERE id = $2)), $4, $5, $6, $7, $8, $9, $10, $11)";
 
-/// A page of the rows that `$which` names: in this order, as many as `$limit`.
+/// A page of the rows of `$from` that `$which` names: newest first, as many as `$limit`.
 macro_rules! page {
-    ($which:literal, $order:literal, $limit:literal) => {
+    ($which:literal, $($from:literal),+ $(,)? ; $limit:literal) => {
         concat!(
             "
 SELECT a.id, a.actor, a.key_id, a.key_hint, a.action, a.object_type, a.object_id, a.changed, a.request_id, t.public_id, o.public_id
-FROM (SELECT * FROM audit_log WHERE ", $which, " ORDER BY ", $order, " LIMIT ", $limit, ") a
+FROM (SELECT * FROM ", $($from,)+ " WHERE ", $which, " ORDER BY id DESC LIMIT ", $limit, ") a
 LEFT JOIN tenants t ON t.id = a.tenant_id LEFT JOIN organizations o ON o.id = a.organization_id
 ORDER BY a.id DESC"
         )
     };
 }
 
-/// The id below which a page with a filter does not look: that of the row after so many of those that `$which` names.
-macro_rules! floor {
-    ($which:literal, $order:literal, $stretch:literal) => {
+/// A page from $2 up of those of one reader: as [`page`], out of a stretch ($7), which is where the walk ends. Rows are
+/// compared so that it is not through everybody's, and the lower end of such a range does not end a walk.
+macro_rules! page_of {
+    ($whose:literal) => {
+        page!(
+            "id >= $2 AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)",
+            "(SELECT * FROM audit_log WHERE ", $whose, " >= $1 AND (", $whose, ", id) < ($1, $3)
+         ORDER BY ", $whose, " DESC, id DESC LIMIT $7) s";
+            "$4"
+        )
+    };
+}
+
+/// The id below which a page with a filter does not look: that of the row after a stretch.
+macro_rules! floor_of {
+    ($whose:literal) => {
         concat!(
             "SELECT id FROM audit_log WHERE ",
-            $which,
-            " ORDER BY ",
-            $order,
-            " OFFSET ",
-            $stretch,
-            " LIMIT 1"
+            $whose,
+            " >= $1 AND (",
+            $whose,
+            ", id) < ($1, $2)
+ORDER BY ",
+            $whose,
+            " DESC, id DESC OFFSET $3 LIMIT 1"
         )
     };
 }
 
 /// Walk `audit_log_tenant`, `audit_log_organization` or the primary key backwards, ids from the first (included) to the
-/// second (excluded); the other filters are on that walk. Rows are compared so that no walk is through everybody's.
-const PAGE_OF_TENANT: &str = page!(
-    "tenant_id IS NOT NULL AND (tenant_id, id) >= ($1, $2) AND (tenant_id, id) < ($1, $3)
-   AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)",
-    "tenant_id DESC, id DESC",
-    "$4"
-);
-const FLOOR_OF_TENANT: &str = floor!(
-    "tenant_id IS NOT NULL AND (tenant_id, id) >= ($1, $2) AND (tenant_id, id) < ($1, $3)",
-    "tenant_id DESC, id DESC",
-    "$4"
-);
-const PAGE_OF_ORGANIZATION: &str = page!(
-    "organization_id IS NOT NULL AND (organization_id, id) >= ($1, $2) AND (organization_id, id) < ($1, $3)
-   AND ($5::text IS NULL OR action = $5) AND ($6::uuid IS NULL OR object_id = $6)",
-    "organization_id DESC, id DESC",
-    "$4"
-);
-const FLOOR_OF_ORGANIZATION: &str = floor!(
-    "organization_id IS NOT NULL AND (organization_id, id) >= ($1, $2) AND (organization_id, id) < ($1, $3)",
-    "organization_id DESC, id DESC",
-    "$4"
-);
+/// second (excluded); the other filters are on that walk.
+const PAGE_OF_TENANT: &str = page_of!("tenant_id");
+const FLOOR_OF_TENANT: &str = floor_of!("tenant_id");
+const PAGE_OF_ORGANIZATION: &str = page_of!("organization_id");
+const FLOOR_OF_ORGANIZATION: &str = floor_of!("organization_id");
 const PAGE_OF_ALL: &str = page!(
     "id >= $1 AND id < $2 AND ($4::text IS NULL OR action = $4) AND ($5::uuid IS NULL OR object_id = $5)",
-    "id DESC",
+    "audit_log";
     "$3"
 );
-const FLOOR_OF_ALL: &str = floor!("id >= $1 AND id < $2", "id DESC", "$3");
+const FLOOR_OF_ALL: &str =
+    "SELECT id FROM audit_log WHERE id < $1 ORDER BY id DESC OFFSET $2 LIMIT 1";
 
 /// Every statement here, for the test that prepares them.
 pub const STATEMENTS: &[(&str, &str)] = &[
@@ -210,14 +207,16 @@ pub async fn page(
     let whose = whose.map(|whose| whose as &(dyn ToSql + Sync));
     let mut floor_at = from;
     if filter.action.is_some() || filter.object.is_some() {
-        let rest: [&(dyn ToSql + Sync); 3] = [&from, &to, &STRETCH];
+        let rest: [&(dyn ToSql + Sync); 2] = [&to, &STRETCH];
         let params: Vec<_> = whose.into_iter().chain(rest).collect();
         if let Some(row) = client.query_opt(floor, &params).await? {
-            floor_at = row.try_get(0)?;
+            floor_at = from.max(row.try_get(0)?);
         }
     }
     let rest: [&(dyn ToSql + Sync); 5] = [&floor_at, &to, &limit, &filter.action, &filter.object];
-    let params: Vec<_> = whose.into_iter().chain(rest).collect();
+    let down_to_the_floor = STRETCH + 1;
+    let last: Option<&(dyn ToSql + Sync)> = whose.map(|_| &down_to_the_floor as _);
+    let params: Vec<_> = whose.into_iter().chain(rest).chain(last).collect();
     let rows = client.query(page, &params).await?;
     let rows: Vec<Entry> = rows.iter().map(entry).collect::<Result<_, _>>()?;
     let is_short = i64::try_from(rows.len()).is_ok_and(|count| count < limit);

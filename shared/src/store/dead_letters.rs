@@ -63,18 +63,17 @@ const PAGE_OF_ENDPOINT: &str = page!(
 );
 
 /// Indexes: `endpoints_tenant` with one probe of `dead_letters_open` per endpoint, then `dead_letters_open` backwards for
-/// each that has any. Rows are compared so that no walk is through everybody's.
+/// each that has any.
 const ANALYSIS: &str = "
 WITH open AS MATERIALIZED (
   SELECT e.id, e.public_id, e.url, l.dead_at FROM endpoints e CROSS JOIN LATERAL (
-    SELECT d.dead_at FROM dead_letters d
-    WHERE d.endpoint_id <= e.id AND (d.endpoint_id, d.dead_at) >= (e.id, $2) AND d.replayed_as IS NULL
+    SELECT d.dead_at FROM dead_letters d WHERE d.endpoint_id = e.id AND d.dead_at >= $2 AND d.replayed_as IS NULL
     ORDER BY d.endpoint_id DESC, d.dead_at DESC LIMIT 1) l
   WHERE e.tenant_id = $1 ORDER BY l.dead_at DESC LIMIT $3),
 sample AS MATERIALIZED (
   SELECT o.id AS endpoint_id, d.class = 5 AS internal, d.* FROM open o CROSS JOIN LATERAL (
     SELECT d.class, d.outcome, d.status, d.reason, d.attempts_made, d.dead_at FROM dead_letters d
-    WHERE d.endpoint_id <= o.id AND (d.endpoint_id, d.dead_at) >= (o.id, $2) AND d.replayed_as IS NULL
+    WHERE d.endpoint_id = o.id AND d.dead_at >= $2 AND d.replayed_as IS NULL
     ORDER BY d.endpoint_id DESC, d.dead_at DESC LIMIT $4) d),
 sums AS (
   SELECT endpoint_id, internal, count(*) AS count, avg(attempts_made)::float8 AS attempts, min(dead_at) AS first, max(dead_at) AS last,

@@ -275,27 +275,27 @@ const CASES: &[Case] = &[
     ("removals.list", "load(9, 2500), 51", &["removals_pkey"]),
     (
         "audit_log.page_of_tenant",
-        "1, {lo}, {hi}, 51, NULL, NULL",
+        "1, {lo}, {hi}, 51, NULL, NULL, 2001",
         &["audit_log_tenant"],
     ),
     (
         "audit_log.page_of_tenant",
-        "1, load(7, 18000), {hi}, 51, 'rare', NULL",
+        "1, load(7, 18000), {hi}, 51, 'rare', NULL, 2001",
         &["audit_log_tenant"],
     ),
     (
         "audit_log.floor_of_tenant",
-        "1, {lo}, {hi}, 2000",
+        "1, {hi}, 2000",
         &["audit_log_tenant"],
     ),
     (
         "audit_log.page_of_organization",
-        "1, {lo}, {hi}, 51, NULL, NULL",
+        "1, {lo}, {hi}, 51, NULL, NULL, 2001",
         &["audit_log_organization"],
     ),
     (
         "audit_log.floor_of_organization",
-        "1, {lo}, {hi}, 2000",
+        "1, {hi}, 2000",
         &["audit_log_organization"],
     ),
     (
@@ -303,11 +303,7 @@ const CASES: &[Case] = &[
         "{lo}, {hi}, 51, NULL, NULL",
         &["audit_log_pkey"],
     ),
-    (
-        "audit_log.floor_of_all",
-        "{lo}, {hi}, 2000",
-        &["audit_log_pkey"],
-    ),
+    ("audit_log.floor_of_all", "{hi}, 2000", &["audit_log_pkey"]),
     ("keys.list_of_tenant", "1, NULL, 51", &["api_keys_tenant"]),
     (
         "keys.list_of_organization",
