@@ -96,7 +96,7 @@ async fn a_tenant_reads_the_percentiles_of_its_endpoints_page_by_page_and_which_
     let refused = tenant
         .get("/v1/stats/slow-endpoints?p95_threshold_ms=-1")
         .await;
-    refused.problem(400, "invalid_parameter");
+    refused.problem(400, "invalid-parameter");
 }
 
 /// Plays the worker's part.
