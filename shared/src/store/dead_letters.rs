@@ -22,6 +22,8 @@ use crate::policy::dead_letters::{AUTH_OR_THROTTLE, BURST_WITHIN, Sample};
 
 /// Rows that one page looks at.
 const STRETCH: i64 = 2_000;
+/// The same where the event of each is looked up for its type.
+const STRETCH_OF_TYPE: i64 = 800;
 /// Endpoints in one analysis: those with the latest dead letters.
 pub const MOST_ENDPOINTS: i64 = 100;
 /// Dead letters of one endpoint in one analysis: the latest. Enough for a share of them, and 20,000 rows in all.
@@ -183,11 +185,16 @@ pub async fn page(
 ) -> Result<Found<DeadLetter>, StoreError> {
     let class = filter.class.map(DeadLetterClass::code);
     let endpoint = filter.endpoint.map(|key| key.0);
+    let stretch = if filter.event_type.is_some() {
+        STRETCH_OF_TYPE
+    } else {
+        STRETCH
+    };
     let mut params: Vec<&(dyn ToSql + Sync)> = vec![
         &tenant.0,
         &filter.range.0,
         &filter.range.1,
-        &STRETCH,
+        &stretch,
         &limit,
         &class,
         &filter.event_type,
@@ -201,7 +208,7 @@ pub async fn page(
     let rows = client.query(statement, &params).await?;
     let mut found = Found::default();
     for row in &rows {
-        if row.try_get::<_, i64>(0)? >= STRETCH {
+        if row.try_get::<_, i64>(0)? >= stretch {
             found.seen_to = row.try_get(1)?;
         }
         if let Some(id) = row.try_get(2)? {
