@@ -289,7 +289,7 @@ async fn a_replay_goes_with_its_reasons_when_it_ended_as_long_ago_as_dead_letter
              INSERT INTO replayed (tenant_id, delivery_id, endpoint_id, event_id, replay_id)
                SELECT 7, (lpad(to_hex((extract(epoch FROM now() - age) * 1000)::int8), 12, '0') || repeat('7', 20))::uuid, 1,
                       gen_random_uuid(), 1
-               FROM unnest('{91 d,89 d}'::interval[]) age",
+               FROM unnest('{121 d,119 d}'::interval[]) age",
         )
         .await
         .unwrap();
