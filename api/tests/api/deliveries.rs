@@ -8,24 +8,30 @@ use shared::testing::TestDatabase;
 use crate::app::{Tenant, text, world};
 
 /// Plays the worker's part: moves rows as `record.sql` does.
-struct Worker {
-    session: Session,
+pub(crate) struct Worker {
+    pub(crate) session: Session,
 }
 
 impl Worker {
-    async fn new(database: &TestDatabase) -> Self {
+    pub(crate) async fn new(database: &TestDatabase) -> Self {
         Self {
             session: database.session().await,
         }
     }
 
-    async fn run(&self, sql: &str, delivery: &str) {
+    pub(crate) async fn run(&self, sql: &str, delivery: &str) {
         let id = delivery.parse::<DeliveryId>().unwrap().0;
         let changed = self.session.execute(sql, &[&id]).await.unwrap();
         assert_eq!(changed, 1, "{sql}");
     }
 
-    async fn attempt(&self, delivery: &str, number: i16, http: i16, end: (Option<i16>, bool)) {
+    pub(crate) async fn attempt(
+        &self,
+        delivery: &str,
+        number: i16,
+        http: i16,
+        end: (Option<i16>, bool),
+    ) {
         let (last, applied) = end;
         let id = delivery.parse::<DeliveryId>().unwrap().0;
         let outcome: i16 = if http == 200 { 1 } else { 2 };
@@ -44,19 +50,19 @@ impl Worker {
     }
 }
 
-const TO_RETRY: &str = "
+pub(crate) const TO_RETRY: &str = "
 WITH gone AS (DELETE FROM ready WHERE id = $1 RETURNING slot, tenant_id, endpoint_id, id, event_id)
 INSERT INTO retry (slot, tenant_id, endpoint_id, id, event_id, attempts_made, attempts_charged, due_at)
 SELECT *, 1, 1, now() + interval '1 minute' FROM gone";
-const TO_DEAD: &str = "
+pub(crate) const TO_DEAD: &str = "
 WITH gone AS (DELETE FROM ready WHERE id = $1 RETURNING tenant_id, endpoint_id, id, event_id)
 INSERT INTO dead_letters (tenant_id, endpoint_id, id, event_id, class, reason, attempts_made, kind, root_id)
 SELECT *, 3, 'HTTP 400', 1, 0, id FROM gone";
-const TO_NOWHERE: &str = "DELETE FROM ready WHERE id = $1";
-const TO_FLIGHT: &str = "
+pub(crate) const TO_NOWHERE: &str = "DELETE FROM ready WHERE id = $1";
+pub(crate) const TO_FLIGHT: &str = "
 INSERT INTO workers (id, expires_at, in_flight) VALUES (gen_random_uuid(), now() + interval '1 hour', ARRAY[$1::uuid])";
 
-async fn delivery_of(tenant: &Tenant<'_>) -> String {
+pub(crate) async fn delivery_of(tenant: &Tenant<'_>) -> String {
     let event = tenant.publishes("a.b", &json!({"n": 1})).await;
     text(&event["deliveries"][0]["id"])
 }

@@ -1,10 +1,11 @@
 //! Statistics as clients see them; how they are computed is tested where they are.
 
 use serde_json::{Value, json};
-use shared::ids::{DeliveryId, EndpointId};
+use shared::ids::EndpointId;
 use shared::store::Session;
 
 use crate::app::{Tenant, text, world};
+use crate::deliveries::{TO_DEAD, TO_FLIGHT, TO_NOWHERE, TO_RETRY, Worker, delivery_of};
 
 /// What the statistics job stores.
 async fn measured(session: &Session, endpoint: &str, samples: i64, p95_ms: f64) {
@@ -99,43 +100,6 @@ async fn a_tenant_reads_the_percentiles_of_its_endpoints_page_by_page_and_which_
     refused.problem(400, "invalid-parameter");
 }
 
-/// Plays the worker's part.
-struct Worker {
-    session: Session,
-}
-
-const ATTEMPT: &str = "
-INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms, outcome, final_status, applied)
-SELECT tenant_id, id, 1, 1, now(), endpoint_id, event_id, 1, 50, OUTCOME, FINAL, true FROM ready WHERE id = $1";
-const TO_RETRY: &str = "
-WITH gone AS (DELETE FROM ready WHERE id = $1 RETURNING slot, tenant_id, endpoint_id, id, event_id)
-INSERT INTO retry (slot, tenant_id, endpoint_id, id, event_id, attempts_made, attempts_charged, due_at)
-SELECT *, 1, 1, now() + interval '1 hour' FROM gone";
-const TO_DEAD: &str = "
-WITH gone AS (DELETE FROM ready WHERE id = $1 RETURNING tenant_id, endpoint_id, id, event_id)
-INSERT INTO dead_letters (tenant_id, endpoint_id, id, event_id, class, reason, attempts_made, kind, root_id)
-SELECT *, 3, 'HTTP 400', 1, 0, id FROM gone";
-const TO_FLIGHT: &str = "
-INSERT INTO workers (id, expires_at, in_flight) VALUES (gen_random_uuid(), now() + interval '1 hour', ARRAY[$1::uuid])";
-
-impl Worker {
-    async fn run(&self, sql: &str, delivery: &str) {
-        let id = delivery.parse::<DeliveryId>().unwrap().0;
-        let changed = self.session.execute(sql, &[&id]).await.unwrap();
-        assert_eq!(changed, 1, "{sql}");
-    }
-
-    async fn attempt(&self, delivery: &str, outcome: &str, last: &str) {
-        let sql = ATTEMPT.replace("OUTCOME", outcome).replace("FINAL", last);
-        self.run(&sql, delivery).await;
-    }
-}
-
-async fn delivery(tenant: &Tenant<'_>) -> String {
-    let event = tenant.publishes("a.b", &json!({"n": 1})).await;
-    text(&event["deliveries"][0]["id"])
-}
-
 async fn pipeline(tenant: &Tenant<'_>) -> Value {
     tenant.get("/v1/stats/pipeline").await.expect(200)
 }
@@ -149,25 +113,21 @@ async fn created_at(tenant: &Tenant<'_>, delivery: &str) -> Value {
 async fn the_pipeline_is_counted_by_where_deliveries_are() {
     let (database, server) = world().await;
     let tenant = server.tenant("acme").await;
-    let worker = Worker {
-        session: database.session().await,
-    };
+    let worker = Worker::new(&database).await;
     tenant.endpoint(json!({})).await;
     let empty = pipeline(&tenant).await;
     let mut deliveries = Vec::new();
     for _ in 0..5 {
-        deliveries.push(delivery(&tenant).await);
+        deliveries.push(delivery_of(&tenant).await);
     }
     let [_pending, retried, delivered, dead, flying] = deliveries.as_slice() else {
         panic!("five deliveries");
     };
-    worker.attempt(retried, "2", "NULL").await;
+    worker.attempt(retried, 1, 503, (None, true)).await;
     worker.run(TO_RETRY, retried).await;
-    worker.attempt(delivered, "1", "3").await;
-    worker
-        .run("DELETE FROM ready WHERE id = $1", delivered)
-        .await;
-    worker.attempt(dead, "2", "5").await;
+    worker.attempt(delivered, 1, 200, (Some(3), true)).await;
+    worker.run(TO_NOWHERE, delivered).await;
+    worker.attempt(dead, 1, 400, (Some(5), true)).await;
     worker.run(TO_DEAD, dead).await;
     worker.run(TO_FLIGHT, flying).await;
 
@@ -190,7 +150,7 @@ async fn the_pipeline_is_counted_by_where_deliveries_are() {
     let average = "avg_delivery_ms_last_hour";
     assert_eq!(
         (&empty[average], &found[average]),
-        (&Value::Null, &json!(50.0))
+        (&Value::Null, &json!(12.0))
     );
 }
 
@@ -198,12 +158,10 @@ async fn the_pipeline_is_counted_by_where_deliveries_are() {
 async fn only_what_nothing_holds_back_is_admissible() {
     let (database, server) = world().await;
     let tenant = server.tenant("acme").await;
-    let worker = Worker {
-        session: database.session().await,
-    };
+    let worker = Worker::new(&database).await;
     let broken = json!({ "event_types": ["a.b"] });
     let broken = text(&tenant.endpoint(broken).await["id"]);
-    let oldest = delivery(&tenant).await;
+    let oldest = delivery_of(&tenant).await;
     let limited =
         json!({ "rate_limit": { "per_second": 1, "burst": 1 }, "event_types": ["slow.one"] });
     tenant.endpoint(limited).await;
@@ -217,7 +175,7 @@ async fn only_what_nothing_holds_back_is_admissible() {
     let event = tenant.publishes("slow.one", &json!({})).await;
     let second = text(&event["deliveries"][0]["id"]);
     let not_sent_to = pipeline(&tenant).await;
-    worker.attempt(&second, "1", "NULL").await;
+    worker.attempt(&second, 1, 200, (None, true)).await;
     let paced = pipeline(&tenant).await;
 
     assert_eq!(free["oldest_admissible"], oldest_at);
