@@ -1,7 +1,7 @@
 //! Lists across an organization's tenants: `Postrider-Tenant: *` with an organization's key.
 //!
-//! A page of events or deliveries is looked for day by day, from the newest. When that has taken
-//! [`BUDGET`], the page is given as it is, with the cursor of where to go on: it can be short, or empty,
+//! A page of events or deliveries is looked for window by window, from the newest: an hour at first, as each tenant's
+//! rows of a window are read up to a page, then longer ones up to a day. When that has taken [`BUDGET`], the page is given as it is, with the cursor of where to go on: it can be short, or empty,
 //! while `next_cursor` is not null. A walk over all pages sees every row once all the same.
 //!
 //! # Invariants
@@ -26,7 +26,9 @@ use super::{App, endpoints, events, json as reply};
 use crate::paging::{List, Page, Query};
 use crate::problem::{ApiError, Kind};
 
-/// How long a page is looked for before it is given as it is; a day more may be on its way.
+/// The first window of a page; the next is twice as long, if that is still within a day.
+const FIRST_WINDOW: time::Duration = time::Duration::HOUR;
+/// How long a page is looked for before it is given as it is; a window more may be on its way.
 const BUDGET: Duration = Duration::from_millis(20);
 
 /// A row with the tenant that it belongs to.
@@ -82,7 +84,7 @@ pub(super) async fn events(
     let read = async |range: IdRange, limit: i64| {
         store::events(&snapshot, organization, query.get("type"), range, limit).await
     };
-    let (rows, next) = by_days(page, range, read, |row| row.id).await?;
+    let (rows, next) = by_windows(page, range, read, |row| row.id).await?;
     snapshot.commit().await?;
     drop(client);
     let show = |(tenant, row)| of_tenant(tenant, events::Document::new(row));
@@ -113,7 +115,7 @@ pub(super) async fn deliveries(
     let read = async |range: IdRange, limit: i64| {
         store::deliveries(&snapshot, organization, status, range, limit).await
     };
-    let (rows, next) = by_days(page, range, read, |row| row.id).await?;
+    let (rows, next) = by_windows(page, range, read, |row| row.id).await?;
     snapshot.commit().await?;
     drop(client);
     let show = |(tenant, row)| of_tenant(tenant, Delivery::new(row));
@@ -121,16 +123,16 @@ pub(super) async fn deliveries(
     reply(StatusCode::OK, &List::new(data, next))
 }
 
-/// Nothing is older than the retention, or from tomorrow.
+/// Nothing is older than the retention, or from later today.
 fn bounded(app: &App, (from, to): IdRange) -> IdRange {
     let now = app.clock.now();
     let oldest = now - app.config.events_retention - time::Duration::days(2);
-    let newest = now + time::Duration::days(1);
+    let newest = now + time::Duration::hours(1);
     (from.max(lower_bound(oldest)), to.min(lower_bound(newest)))
 }
 
-/// Reads day by day, from the newest, until the page is full or its budget is spent.
-async fn by_days<T>(
+/// Reads window by window, from the newest, until the page is full or its budget is spent.
+async fn by_windows<T>(
     page: Page,
     (from, to): IdRange,
     read: impl AsyncFn(IdRange, i64) -> Result<Vec<Owned<T>>, StoreError>,
@@ -139,8 +141,10 @@ async fn by_days<T>(
     let began = boot_time();
     let mut rows = Vec::new();
     let mut to = to;
+    let mut length = FIRST_WINDOW;
     while from < to {
-        let begin = day_before(to).max(from);
+        let begin = window_before(to, length).max(from);
+        length = length.saturating_mul(2).min(time::Duration::DAY);
         let missing = page.fetch() - i64::try_from(rows.len()).unwrap_or(i64::MAX);
         rows.extend(read((begin, to), missing).await?);
         if let Some(next) = page.cut(&mut rows, |(_, row)| id(row)) {
@@ -154,11 +158,12 @@ async fn by_days<T>(
     Ok((rows, None))
 }
 
-/// The first id of the day of the last id before this one.
-fn day_before(to: Uuid) -> Uuid {
-    let last = Uuid::from_u128(to.as_u128().saturating_sub(1));
-    let day: OffsetDateTime = created_at(last);
-    lower_bound(day.replace_time(time::Time::MIDNIGHT))
+/// The first id of so long a time before this id, but of the day of the last id before this one.
+fn window_before(to: Uuid, length: time::Duration) -> Uuid {
+    let last: OffsetDateTime = created_at(Uuid::from_u128(to.as_u128().saturating_sub(1)));
+    let midnight = last.replace_time(time::Time::MIDNIGHT);
+    let begin: OffsetDateTime = last.saturating_sub(length);
+    lower_bound(midnight.max(begin))
 }
 
 #[cfg(test)]
@@ -168,14 +173,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_follow_each_other_without_a_gap() {
+    fn windows_follow_each_other_without_a_gap_and_end_with_the_day() {
         let midnight = lower_bound(datetime!(2026-11-30 00:00 UTC));
         let noon = lower_bound(datetime!(2026-11-30 12:00 UTC));
+        let before = |to, hours| window_before(to, time::Duration::hours(hours));
 
-        assert_eq!(day_before(noon), midnight);
+        assert_eq!(before(noon, 24), midnight);
         assert_eq!(
-            day_before(midnight),
+            before(midnight, 24),
             lower_bound(datetime!(2026-11-29 00:00 UTC))
         );
+        let eleven = lower_bound(datetime!(2026-11-30 11:00 UTC));
+        assert!((before(noon, 1)..noon).contains(&eleven));
     }
 }
