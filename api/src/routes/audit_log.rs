@@ -6,7 +6,7 @@ use serde::Serialize;
 use shared::ids::{
     AuditId, EndpointId, EventId, KeyId, OrganizationId, RemovalId, TenantId, created_at,
 };
-use shared::store::audit_log::{self as store, Entry, Filter, Reader};
+use shared::store::audit_log::{self as store, Entry, Filter, Viewer};
 use shared::store::tenants;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -83,12 +83,12 @@ struct AuditObject {
     )
 )]
 pub(super) async fn list(app: App, request: HttpRequest) -> Result<HttpResponse, ApiError> {
-    let reader = match app.auth.readers(&request, Scope::Read).await? {
-        Readers::Tenant(tenant) => Reader::Tenant(tenant),
-        Readers::Organization(organization) => Reader::Organization(organization),
+    let viewer = match app.auth.readers(&request, Scope::Read).await? {
+        Readers::Tenant(tenant) => Viewer::Tenant(tenant),
+        Readers::Organization(organization) => Viewer::Organization(organization),
     };
     let query = Query::parse(&request, &KNOWN)?;
-    page(&app, &query, reader).await
+    page(&app, &query, viewer).await
 }
 
 /// List everybody's changes
@@ -118,23 +118,23 @@ pub(super) async fn list_all(app: App, request: HttpRequest) -> Result<HttpRespo
     let tenant: Option<TenantId> = query.id("tenant_id")?;
     let organization: Option<OrganizationId> = query.id("organization_id")?;
     let client = app.client().await?;
-    let reader = match (tenant, organization) {
+    let viewer = match (tenant, organization) {
         (Some(id), _) => {
             let found = tenants::find(&**client, None, id.0).await?;
-            Reader::Tenant(found.ok_or_else(|| ApiError::not_found("tenant"))?.key)
+            Viewer::Tenant(found.ok_or_else(|| ApiError::not_found("tenant"))?.key)
         }
         (None, Some(id)) => {
             let found = tenants::find_organization(&**client, id.0).await?;
             let found = found.ok_or_else(|| ApiError::not_found("organization"))?;
-            Reader::Organization(found.key)
+            Viewer::Organization(found.key)
         }
-        (None, None) => Reader::Operator,
+        (None, None) => Viewer::Operator,
     };
     drop(client);
-    page(&app, &query, reader).await
+    page(&app, &query, viewer).await
 }
 
-async fn page(app: &App, query: &Query, reader: Reader) -> Result<HttpResponse, ApiError> {
+async fn page(app: &App, query: &Query, viewer: Viewer) -> Result<HttpResponse, ApiError> {
     let page = query.page()?;
     let filter = Filter {
         range: query.id_range(page.before)?,
@@ -142,7 +142,7 @@ async fn page(app: &App, query: &Query, reader: Reader) -> Result<HttpResponse, 
         object: query.get("object_id").map(public_uuid),
     };
     let client = app.client().await?;
-    let found = store::page(&**client, reader, filter, page.fetch()).await?;
+    let found = store::page(&**client, viewer, filter, page.fetch()).await?;
     drop(client);
     let (rows, next) = page.found(found, |row| row.id);
     let data = rows.into_iter().map(AuditEntry::from).collect();

@@ -1,8 +1,9 @@
 //! Lists across an organization's tenants: `Postrider-Tenant: *` with an organization's key.
 //!
 //! A page of events or deliveries is looked for window by window, from the newest: an hour at first, as each tenant's
-//! rows of a window are read up to a page, then longer ones up to a day. When that has taken [`BUDGET`], the page is given as it is, with the cursor of where to go on: it can be short, or empty,
-//! while `next_cursor` is not null. A walk over all pages sees every row once all the same.
+//! rows of a window are read up to a page, then longer ones up to a day. When that has taken [`BUDGET`], the page is given
+//! as it is, with the cursor of where to go on: it can be short, or empty, while `next_cursor` is not null. A walk over all
+//! pages sees every row once all the same.
 //!
 //! # Invariants
 //! - S3: rows of the organization's tenants only; each names its tenant.

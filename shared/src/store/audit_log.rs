@@ -36,7 +36,7 @@ ORDER BY a.id DESC"
     };
 }
 
-/// A page from $2 up of those of one reader: as [`page`], out of a stretch ($7), which is where the walk ends. Rows are
+/// A page from $2 up of those of one viewer: as [`page`], out of a stretch ($7), which is where the walk ends. Rows are
 /// compared so that it is not through everybody's, and the lower end of such a range does not end a walk.
 macro_rules! page_of {
     ($whose:literal) => {
@@ -105,7 +105,7 @@ pub struct Author<'a> {
 
 /// Whose rows to read.
 #[derive(Debug, Clone, Copy)]
-pub enum Reader {
+pub enum Viewer {
     /// A tenant's.
     Tenant(TenantKey),
     /// An organization's own and its tenants'.
@@ -184,25 +184,25 @@ pub async fn record(
     Ok(())
 }
 
-/// Rows that a reader may see, newest first.
+/// Rows that a viewer may see, newest first.
 ///
 /// # Errors
 /// Any [`StoreError`].
 pub async fn page(
     client: &impl GenericClient,
-    reader: Reader,
+    viewer: Viewer,
     filter: Filter<'_>,
     limit: i64,
 ) -> Result<Found<Entry>, StoreError> {
     let (from, to) = filter.range;
-    let (page, floor, whose) = match &reader {
-        Reader::Tenant(tenant) => (PAGE_OF_TENANT, FLOOR_OF_TENANT, Some(&tenant.0)),
-        Reader::Organization(organization) => (
+    let (page, floor, whose) = match &viewer {
+        Viewer::Tenant(tenant) => (PAGE_OF_TENANT, FLOOR_OF_TENANT, Some(&tenant.0)),
+        Viewer::Organization(organization) => (
             PAGE_OF_ORGANIZATION,
             FLOOR_OF_ORGANIZATION,
             Some(organization),
         ),
-        Reader::Operator => (PAGE_OF_ALL, FLOOR_OF_ALL, None),
+        Viewer::Operator => (PAGE_OF_ALL, FLOOR_OF_ALL, None),
     };
     let whose = whose.map(|whose| whose as &(dyn ToSql + Sync));
     let mut floor_at = from;
@@ -219,9 +219,7 @@ pub async fn page(
     let params: Vec<_> = whose.into_iter().chain(rest).chain(last).collect();
     let rows = client.query(page, &params).await?;
     let rows: Vec<Entry> = rows.iter().map(entry).collect::<Result<_, _>>()?;
-    let is_short = i64::try_from(rows.len()).is_ok_and(|count| count < limit);
-    let seen_to = (is_short && floor_at > from).then_some(floor_at);
-    Ok(Found { rows, seen_to })
+    Ok(Found::down_to(floor_at, from, rows, limit))
 }
 
 fn entry(row: &Row) -> Result<Entry, StoreError> {

@@ -206,33 +206,25 @@ pub async fn page(
         PAGE
     };
     let rows = client.query(statement, &params).await?;
-    let mut found = Found::default();
-    for row in &rows {
-        if row.try_get::<_, i64>(0)? >= stretch {
-            found.seen_to = row.try_get(1)?;
-        }
-        if let Some(id) = row.try_get(2)? {
-            found.rows.push(dead_letter(row, id)?);
-        }
-    }
-    Ok(found)
+    Found::in_stretch(&rows, stretch, dead_letter)
 }
 
-fn dead_letter(row: &Row, id: Uuid) -> Result<DeadLetter, StoreError> {
+/// Its columns begin there.
+fn dead_letter(row: &Row, at: usize) -> Result<DeadLetter, StoreError> {
     Ok(DeadLetter {
-        id,
-        event: row.try_get(3)?,
-        endpoint: row.try_get(4)?,
-        event_type: row.try_get(5)?,
-        class: DeadLetterClass::try_from(row.try_get::<_, i16>(6)?)?,
-        reason: row.try_get(7)?,
-        fingerprint: row.try_get(8)?,
-        outcome: code(row.try_get(9)?)?,
-        status_code: row.try_get(10)?,
-        attempts_made: row.try_get(11)?,
-        kind: Kind::try_from(row.try_get::<_, i16>(12)?)?,
-        dead_at: row.try_get(13)?,
-        replayed_as: row.try_get(14)?,
+        id: row.try_get(at)?,
+        event: row.try_get(at + 1)?,
+        endpoint: row.try_get(at + 2)?,
+        event_type: row.try_get(at + 3)?,
+        class: DeadLetterClass::try_from(row.try_get::<_, i16>(at + 4)?)?,
+        reason: row.try_get(at + 5)?,
+        fingerprint: row.try_get(at + 6)?,
+        outcome: code(row.try_get(at + 7)?)?,
+        status_code: row.try_get(at + 8)?,
+        attempts_made: row.try_get(at + 9)?,
+        kind: Kind::try_from(row.try_get::<_, i16>(at + 10)?)?,
+        dead_at: row.try_get(at + 11)?,
+        replayed_as: row.try_get(at + 12)?,
     })
 }
 

@@ -123,16 +123,7 @@ pub async fn page(
     let rows = client
         .query(PAGE, &[&tenant.0, &before, &STRETCH, &limit])
         .await?;
-    let mut found = Found::default();
-    for row in &rows {
-        if row.try_get::<_, i64>(0)? >= STRETCH {
-            found.seen_to = row.try_get(1)?;
-        }
-        if row.try_get::<_, Option<i32>>(2)?.is_some() {
-            found.rows.push(event_type(row, 2)?);
-        }
-    }
-    Ok(found)
+    Found::in_stretch(&rows, STRETCH, event_type)
 }
 
 /// Names and schemas of the types that have one; so many at most.
