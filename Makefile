@@ -1,6 +1,6 @@
 # Plain `make` lists what there is. Everything that a target needs, it installs (scripts/bootstrap).
 .DEFAULT_GOAL := help
-.PHONY: help run test check load hostile fuzz api-fuzz
+.PHONY: help run observe test check load hostile fuzz api-fuzz
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -12,6 +12,10 @@ run: ## Start everything on a private PostgreSQL and deliver a first webhook (AR
 	@scripts/bootstrap run
 	@$(CARGO) build --locked --package postrider
 	@exec $(TARGET)/debug/postrider dev $(ARGS)
+
+observe: ## Prometheus with our alerts, and Grafana where it is installed, on a running Postrider (TARGETS="127.0.0.1:9464")
+	@scripts/bootstrap observe
+	@scripts/observe $(or $(TARGETS),127.0.0.1:9464)
 
 test: ## Run every test
 	@scripts/bootstrap test

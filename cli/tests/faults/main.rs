@@ -22,6 +22,7 @@ mod held_back;
 mod join;
 mod kill;
 mod notices;
+mod observed;
 mod ordered;
 mod outage;
 mod pause;

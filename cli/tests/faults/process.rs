@@ -82,6 +82,14 @@ impl Process {
         self.log.lock().unwrap().join("\n")
     }
 
+    /// Where its metrics are, as it said when it started.
+    pub(crate) fn metrics(&self) -> String {
+        let log = self.log.lock().unwrap();
+        let said = log.iter().filter_map(|line| read(line));
+        let said = said.filter_map(|line| line["metrics"].as_str().map(str::to_owned));
+        said.last().unwrap()
+    }
+
     pub(crate) fn id(&self) -> i32 {
         i32::try_from(self.child.id().unwrap()).unwrap()
     }

@@ -1,6 +1,7 @@
 //! Every statement of the store fits the schema.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use shared::store::statements;
 use shared::testing::TestDatabase;
@@ -21,6 +22,31 @@ async fn every_statement_prepares_against_the_migrated_schema() {
     }
 
     assert!(refused.is_empty(), "{refused:#?}");
+}
+
+/// What people are told to ask, in the runbook and on a dashboard.
+#[tokio::test]
+async fn every_question_of_the_runbook_and_the_dashboards_can_be_asked() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let places = ["docs/runbook.md", "dashboards/source/endpoints.py"];
+
+    for place in places {
+        let text = std::fs::read_to_string(root.join(place)).unwrap();
+        let questions: Vec<&str> = text
+            .split("```sql")
+            .skip(1)
+            .filter_map(|rest| rest.split("```").next())
+            .flat_map(|block| block.split(';'))
+            .filter(|question| question.contains("SELECT"))
+            .collect();
+        assert!(questions.len() > 1, "{place} has no question");
+        for question in questions {
+            let answer = session.query(question, &[]).await;
+            assert!(answer.is_ok(), "{place}: {question}: {answer:?}");
+        }
+    }
 }
 
 #[test]
