@@ -252,6 +252,7 @@ fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>, pool: Pool)
             }
         })
     });
+    metrics::observe_pool(&pool);
     tasks.start("pool metrics", move |stop| {
         let pool = pool.clone();
         every(OBSERVE_POOL, stop, async move || {

@@ -66,6 +66,17 @@ pub enum DeferReason {
 }
 
 impl DeferReason {
+    /// Every value.
+    pub const ALL: &'static [Self] = &[
+        Self::InFlight,
+        Self::NotEnabled,
+        Self::Locked,
+        Self::Paused,
+        Self::Breaker,
+        Self::RateLimited,
+        Self::Throttled,
+    ];
+
     /// The label in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -227,14 +227,14 @@ fn measure(
     lag_seconds: f64,
 ) {
     let parts = [
-        ("queue", Some(waited)),
-        ("dns", timings.dns),
-        ("connect", timings.connect),
-        ("tls", timings.tls),
-        ("first_byte", timings.first_byte),
-        ("total", Some(total)),
+        Some(waited),
+        timings.dns,
+        timings.connect,
+        timings.tls,
+        timings.first_byte,
+        Some(total),
     ];
-    for (phase, took) in parts {
+    for (phase, took) in metrics::PHASES.into_iter().zip(parts) {
         if let Some(took) = took {
             metrics::ATTEMPT_SECONDS
                 .with_label_values(&[phase])

@@ -1,4 +1,9 @@
 //! The worker's metrics (contract §7). Labels come from closed sets, never from a tenant, URL or id.
+//!
+//! What one worker does is counted here; what is true of the whole installation is in [`installation`]. Every label's
+//! series is there from the start, with 0: `rate` and `increase` miss the first increment of a series that begins with it.
+
+mod installation;
 
 use std::sync::LazyLock;
 
@@ -6,11 +11,21 @@ use prometheus::core::Collector;
 use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
 };
+use shared::domain::attempt::Outcome;
+use shared::domain::delivery::DeadLetterClass;
 use shared::runtime::telemetry;
 
-/// Seconds; from a local receiver to the longest deadline.
+pub(crate) use self::installation::{Gauge, Installation, Standing, TOP, Value, number};
+use crate::admission::DeferReason;
+
+/// Seconds; from a receiver in the same rack to a long wait, with bounds where people look: 2 s (slow), 5 s (very slow),
+/// 15 s (the usual deadline), 20 s (the longest, unless the drain may take longer).
 const ATTEMPT_BUCKETS: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0,
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 60.0,
+];
+/// Seconds; a statement of a few rows to one that the deadline ends.
+const RECORD_BUCKETS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 /// Seconds; from at once to days late.
 const LAG_BUCKETS: &[f64] = &[
@@ -101,7 +116,7 @@ pub(crate) static RECORD_SECONDS: LazyLock<Histogram> = LazyLock::new(|| {
         "postrider_record_seconds",
         "Time to record a batch of outcomes, in seconds",
     );
-    valid(Histogram::with_opts(opts.buckets(ATTEMPT_BUCKETS.to_vec())))
+    valid(Histogram::with_opts(opts.buckets(RECORD_BUCKETS.to_vec())))
 });
 
 /// Names looked up.
@@ -116,8 +131,19 @@ pub(crate) static DNS_LOOKUPS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     ))
 });
 
+/// What the worker's leader found of the installation.
+pub(crate) static INSTALLATION: LazyLock<Installation> = LazyLock::new(Installation::default);
+
+/// The parts of an attempt that are measured.
+pub(crate) const PHASES: [&str; 6] = ["queue", "dns", "connect", "tls", "first_byte", "total"];
+/// What a breaker can turn to.
+pub(crate) const BREAKER_STATES: [&str; 3] = ["closed", "open", "half_open"];
+/// Where addresses come from.
+pub(crate) const LOOKUPS: [&str; 4] = ["fresh", "asked", "stale", "failed"];
+
 /// Registers all of them; the first process part that runs does it for all.
 pub(crate) fn register() {
+    begin();
     telemetry::register(ATTEMPTS.clone());
     telemetry::register(ATTEMPT_SECONDS.clone());
     telemetry::register(DELIVERY_LAG.clone());
@@ -128,6 +154,29 @@ pub(crate) fn register() {
     telemetry::register(DNS_LOOKUPS.clone());
     telemetry::register(LEASE_LOST.clone());
     telemetry::register(RECORD_SECONDS.clone());
+    telemetry::register(INSTALLATION.clone());
+}
+
+/// Begins every series with 0.
+fn begin() {
+    let outcomes = Outcome::ALL.iter().map(|it| it.name());
+    let classes = DeadLetterClass::ALL.iter().map(|it| it.name());
+    let reasons = DeferReason::ALL.iter().map(|it| it.name());
+    let counters: [(&IntCounterVec, Vec<&str>); 5] = [
+        (&*ATTEMPTS, outcomes.collect()),
+        (&*DEAD_LETTERS, classes.collect()),
+        (&*DEFERRED, reasons.collect()),
+        (&*BREAKER_TRANSITIONS, BREAKER_STATES.to_vec()),
+        (&*DNS_LOOKUPS, LOOKUPS.to_vec()),
+    ];
+    for (counter, labels) in counters {
+        for label in labels {
+            counter.with_label_values(&[label]).inc_by(0);
+        }
+    }
+    for phase in PHASES {
+        ATTEMPT_SECONDS.with_label_values(&[phase]);
+    }
 }
 
 fn valid<M: Collector>(metric: Result<M, prometheus::Error>) -> M {

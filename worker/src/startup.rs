@@ -26,7 +26,7 @@ use crate::jobs::{JOBS, Jobs};
 use crate::lease::{Lease, Ownerships};
 use crate::listener::Listener;
 use crate::loader::{Loader, Question};
-use crate::metrics;
+use crate::metrics::{self, Standing};
 use crate::pulse::{LONGEST_SILENCE, Pulse};
 use crate::recorder::{RecordLag, Recorder};
 use crate::scheduler::{Input, Scheduler, SchedulerSettings};
@@ -196,7 +196,12 @@ impl Parts {
             clock: Arc::clone(&self.clock),
         };
         supervisor.start("commands", move |shutdown| commands.clone().run(shutdown));
-        Jobs::new(&self.database, self.owned.subscribe(), config.retention).supervise(supervisor);
+        let standing = Standing {
+            clock: Arc::clone(&self.clock),
+            owned: self.owned.subscribe(),
+            ttl: config.lease_ttl,
+        };
+        Jobs::new(&self.database, standing, config.retention).supervise(supervisor);
     }
 
     /// Tasks that hold state: if one ends before shutdown, the process ends, and its slots move.

@@ -70,6 +70,8 @@ impl Supervisor {
         M: FnMut(CancellationToken) -> F + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
+        // The series begins with 0, so that the first restart is seen as one.
+        TASK_RESTARTS.with_label_values(&[name]).inc_by(0);
         let shutdown = self.shutdown.clone();
         self.tasks.spawn(async move {
             let mut restarts = 0_u32;

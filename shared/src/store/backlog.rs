@@ -29,17 +29,18 @@ const UPDATE_BATCH: usize = 1_000;
 /// How large a queue is. Reads no rows.
 const SIZE: &str =
     "SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::int8";
-/// A range of pages (TID range scan), whatever the planner believes of the table.
+/// A range of pages (TID range scan), whatever the planner believes of the table: how many wait, and how many of them
+/// were tried.
 const COUNT_READY: &str = "
-SELECT tenant_id, endpoint_id, count(*) FROM ready
+SELECT tenant_id, endpoint_id, count(*), 0::int8 FROM ready
 WHERE ctid >= $1::text::tid AND ctid < $2::text::tid GROUP BY tenant_id, endpoint_id";
 /// As [`COUNT_READY`].
 const COUNT_RETRY: &str = "
-SELECT tenant_id, endpoint_id, count(*) FROM retry
+SELECT tenant_id, endpoint_id, count(*), count(*) FROM retry
 WHERE ctid >= $1::text::tid AND ctid < $2::text::tid GROUP BY tenant_id, endpoint_id";
 /// As [`COUNT_READY`].
 const COUNT_ORDERED: &str = "
-SELECT tenant_id, endpoint_id, count(*) FROM ready_ordered
+SELECT tenant_id, endpoint_id, count(*), count(due_at) FROM ready_ordered
 WHERE ctid >= $1::text::tid AND ctid < $2::text::tid GROUP BY tenant_id, endpoint_id";
 /// By primary key. `max_pending` is absent where it is the program's default ($3).
 const OVER_LIMIT: &str = "
@@ -90,6 +91,10 @@ pub struct Waiting {
     pub endpoints: HashMap<EndpointKey, i64>,
     /// By tenant: the sum of its endpoints.
     pub tenants: HashMap<TenantKey, i64>,
+    /// In all: waiting for their first attempt.
+    pub pending: i64,
+    /// In all: waiting for another attempt.
+    pub failed: i64,
 }
 
 /// An endpoint that turns new deliveries away.
@@ -127,6 +132,9 @@ pub async fn count_waiting(client: &Client) -> Result<Waiting, StoreError> {
                 let count: i64 = row.get(2);
                 *waiting.endpoints.entry(endpoint).or_default() += count;
                 *waiting.tenants.entry(tenant).or_default() += count;
+                let tried: i64 = row.get(3);
+                waiting.failed += tried;
+                waiting.pending += count - tried;
             }
             from = to;
         }

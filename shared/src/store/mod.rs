@@ -23,6 +23,7 @@ pub mod error;
 pub mod event_types;
 pub mod events;
 pub mod found;
+pub mod gauges;
 pub mod health;
 pub mod ingest;
 pub mod keys;
@@ -117,6 +118,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         retention::STATEMENTS,
         sealed::STATEMENTS,
         backlog::STATEMENTS,
+        gauges::STATEMENTS,
         pipeline::STATEMENTS,
         stats::STATEMENTS,
     ]

@@ -24,7 +24,8 @@ async fn what_waits_is_counted_exactly_across_all_pages() {
                FROM generate_series(1, 33) i;
              INSERT INTO ready_ordered (slot, tenant_id, endpoint_id, id, event_id, order_key, order_seq)
                SELECT 1, 5, 9, gen_random_uuid(), gen_random_uuid(), i % 3, i
-               FROM generate_series(1, 12) i",
+               FROM generate_series(1, 12) i;
+             UPDATE ready_ordered SET due_at = now() WHERE order_seq <= 5",
         )
         .await
         .unwrap();
@@ -38,6 +39,7 @@ async fn what_waits_is_counted_exactly_across_all_pages() {
     assert_eq!(waiting.tenants.len(), 4);
     assert_eq!(waiting.tenants[&TenantKey(2)], 700);
     assert_eq!(waiting.tenants[&TenantKey(5)], 45);
+    assert_eq!((waiting.pending, waiting.failed), (2_107, 38));
 }
 
 /// A million rows at 20,000 endpoints, never vacuumed, of tables analysed while they were empty.

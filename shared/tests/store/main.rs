@@ -12,6 +12,7 @@ mod backlog;
 mod disable;
 mod endpoint_runtime;
 mod expire;
+mod gauges;
 mod ingest;
 mod leases;
 mod list_plans;

@@ -1,7 +1,8 @@
 //! The backlog job: an endpoint or tenant with more deliveries waiting than it may have turns new
 //! ones away (they become `skipped`, reason `backlog_full`, replayable) until under 80 % of it wait.
 //!
-//! Between two looks a backlog may grow past its limit: by what comes in in that time, no more.
+//! Between two looks a backlog may grow past its limit: by what comes in in that time, no more. What was counted is also
+//! shown (`postrider_deliveries`).
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use shared::store::leases::Lease;
 use shared::store::{Role, Session, StoreError};
 
 use super::Job;
+use crate::metrics::{Gauge, Installation, Standing, Value};
 
 /// How often to look.
 const EVERY: Duration = Duration::from_secs(10);
@@ -23,7 +25,10 @@ const SHARE: u32 = 20;
 const CLEAR_UNDER: i64 = 80;
 
 /// See the module.
-pub(super) struct Backlog;
+pub(super) struct Backlog {
+    pub(super) installation: Installation,
+    pub(super) standing: Standing,
+}
 
 impl Job for Backlog {
     const NAME: &'static str = "backlog";
@@ -31,13 +36,22 @@ impl Job for Backlog {
 
     async fn step(&mut self, session: &mut Session, lease: &Lease) -> Result<Duration, StoreError> {
         let before = boot_time();
-        look(session, lease).await?;
-        Ok(EVERY.max(boot_time().since(before) * SHARE))
+        let waiting = look(session, lease).await?;
+        let pause = EVERY.max(boot_time().since(before) * SHARE);
+        let count = |status, count: i64| {
+            Value::count(Gauge::Deliveries, status, u64::try_from(count).unwrap_or(0))
+        };
+        let values = vec![
+            count("pending", waiting.pending),
+            count("failed", waiting.failed),
+        ];
+        self.installation.show(lease, &self.standing, values, pause);
+        Ok(pause)
     }
 }
 
 /// Counts once and changes what has to change.
-pub(super) async fn look(session: &Session, lease: &Lease) -> Result<(), StoreError> {
+pub(super) async fn look(session: &Session, lease: &Lease) -> Result<Waiting, StoreError> {
     let waiting = backlog::count_waiting(session).await?;
     let limits = backlog::tenant_limits(session, &waiting).await?;
     let full_tenants = tenants_over(&waiting, &limits);
@@ -53,7 +67,7 @@ pub(super) async fn look(session: &Session, lease: &Lease) -> Result<(), StoreEr
         let endpoints = backlog::accepting_endpoints(session, tenant).await?;
         change(session, lease, tenant, &endpoints, true).await?;
     }
-    Ok(())
+    Ok(waiting)
 }
 
 async fn change(

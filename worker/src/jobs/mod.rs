@@ -6,6 +6,7 @@
 //! - [`removal`]: deleted tenants and expunged payloads.
 //! - [`stats`]: how fast endpoints answer, and which are slow.
 //! - [`backlog`]: which endpoints have so much waiting that new deliveries are turned away.
+//! - [`gauges`]: what is shown of the whole installation.
 //!
 //! Every worker runs every job's loop; who holds the job's lease does a step, the others ask again.
 //!
@@ -15,6 +16,7 @@
 //! - D7: nothing here waits for anything but the database.
 
 mod backlog;
+mod gauges;
 mod maintenance;
 mod pauses;
 mod removal;
@@ -35,6 +37,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::lease::Ownerships;
+use crate::metrics::{INSTALLATION, Standing};
 
 /// How often a worker that does not hold a lease asks for it: a job may pause this long when its
 /// leader dies, after the worker was declared dead.
@@ -44,8 +47,35 @@ const AFTER_ERROR: Duration = Duration::from_secs(10);
 /// At shutdown, giving a lease back is a courtesy: it ends with the worker's life anyhow.
 const RELEASE_BUDGET: Duration = Duration::from_secs(1);
 
+/// Starts the loop of one job.
+type Start = fn(Jobs, &mut Supervisor);
+
+/// Every job.
+const LOOPS: &[Start] = &[
+    |jobs, supervisor| {
+        jobs.start(supervisor, |jobs| {
+            maintenance::Maintenance::new(jobs.retention)
+        })
+    },
+    |jobs, supervisor| jobs.start(supervisor, |_| removal::Remove),
+    |jobs, supervisor| jobs.start(supervisor, |_| pauses::Resume),
+    |jobs, supervisor| jobs.start(supervisor, |_| stats::Stats::default()),
+    |jobs, supervisor| jobs.start(supervisor, |_| replays::Replays::default()),
+    |jobs, supervisor| {
+        jobs.start(supervisor, |jobs| backlog::Backlog {
+            installation: INSTALLATION.clone(),
+            standing: jobs.standing.clone(),
+        });
+    },
+    |jobs, supervisor| {
+        jobs.start(supervisor, |jobs| {
+            gauges::Gauges::new(INSTALLATION.clone(), jobs.standing.clone())
+        });
+    },
+];
+
 /// How many jobs there are; each loop keeps a connection of its own.
-pub(crate) const JOBS: usize = 6;
+pub(crate) const JOBS: usize = LOOPS.len();
 
 /// What is done while a lease is held.
 trait Job: Send {
@@ -69,50 +99,37 @@ trait Job: Send {
 #[derive(Clone)]
 pub struct Jobs {
     database: Database,
-    owned: watch::Receiver<Ownerships>,
+    standing: Standing,
     retention: RetentionSettings,
 }
 
 impl Jobs {
-    /// Jobs of the worker whose current life is in `owned`.
-    #[must_use]
-    pub fn new(
+    /// Jobs of the worker whose lives are in `standing`.
+    pub(crate) fn new(
         database: &Database,
-        owned: watch::Receiver<Ownerships>,
+        standing: Standing,
         retention: RetentionSettings,
     ) -> Self {
         Self {
             database: database.clone(),
-            owned,
+            standing,
             retention,
         }
     }
 
     /// Starts every job's loop.
-    pub fn supervise(self, supervisor: &mut Supervisor) {
-        let jobs = self.clone();
-        supervisor.start("maintenance", move |shutdown| {
-            let job = maintenance::Maintenance::new(jobs.retention);
-            jobs.clone().lead(job, shutdown)
-        });
-        let jobs = self.clone();
-        supervisor.start("removal", move |shutdown| {
-            jobs.clone().lead(removal::Remove, shutdown)
-        });
-        let jobs = self.clone();
-        supervisor.start("pauses", move |shutdown| {
-            jobs.clone().lead(pauses::Resume, shutdown)
-        });
-        let jobs = self.clone();
-        supervisor.start("stats", move |shutdown| {
-            jobs.clone().lead(stats::Stats::default(), shutdown)
-        });
-        let jobs = self.clone();
-        supervisor.start("replays", move |shutdown| {
-            jobs.clone().lead(replays::Replays::default(), shutdown)
-        });
-        supervisor.start("backlog", move |shutdown| {
-            self.clone().lead(backlog::Backlog, shutdown)
+    pub fn supervise(&self, supervisor: &mut Supervisor) {
+        for start in LOOPS {
+            start(self.clone(), supervisor);
+        }
+    }
+
+    /// Starts the loop of a job that is made by `make`, also when it has to be started again.
+    fn start<J: Job + 'static>(self, supervisor: &mut Supervisor, make: fn(&Self) -> J) {
+        supervisor.start(J::NAME, move |shutdown| {
+            let jobs = self.clone();
+            let job = make(&jobs);
+            jobs.lead(job, shutdown)
         });
     }
 
@@ -120,7 +137,7 @@ impl Jobs {
     async fn lead<J: Job>(mut self, mut job: J, shutdown: CancellationToken) {
         let mut leader = Leader::default();
         loop {
-            let incarnation = self.owned.borrow_and_update().incarnation;
+            let incarnation = self.standing.owned.borrow_and_update().incarnation;
             let turn = leader.turn(&self.database, incarnation, &mut job);
             let pause = tokio::select! {
                 result = turn => result.unwrap_or_else(|error| {
@@ -131,7 +148,7 @@ impl Jobs {
                 // What the step was doing is undone, or finished by the next leader.
                 () = shutdown.cancelled() => return,
             };
-            let next = next_turn(&mut self.owned, incarnation, pause);
+            let next = next_turn(&mut self.standing.owned, incarnation, pause);
             tokio::select! {
                 () = next => {}
                 () = shutdown.cancelled() => return leader.leave().await,
@@ -203,6 +220,8 @@ impl Leader {
         let (Some(session), Some(lease)) = (self.session, self.lease) else {
             return;
         };
+        // Before another process can show them.
+        INSTALLATION.hide(lease.name);
         if let Err(error) = within(RELEASE_BUDGET, leases::release(&session, &lease)).await {
             tracing::debug!(job = lease.name, %error, "a job's lease ends with this worker's life");
         }

@@ -1,9 +1,12 @@
 //! The jobs against a real database.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
-use shared::ids::Incarnation;
+use prometheus::core::Collector as _;
+use shared::ids::{EndpointId, Incarnation};
+use shared::runtime::clock::{DatabaseClock, boot_time, wall_time};
 use shared::store::leases::{self, Lease};
 use shared::store::{Session, partitions};
 use shared::testing::{TestDatabase, eventually};
@@ -11,8 +14,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{Job as _, Jobs, backlog, maintenance, pauses};
+use super::{Job as _, Jobs, backlog, gauges, maintenance, pauses};
 use crate::lease::Ownerships;
+use crate::metrics::{Installation, Standing};
 use shared::store::retention::RetentionSettings;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -30,6 +34,17 @@ async fn life(session: &Session) -> Ownerships {
     Ownerships {
         incarnation: Some(Incarnation(id)),
         slots: HashSet::new(),
+    }
+}
+
+/// The lives of a process whose lease was renewed just now.
+fn standing(owned: watch::Receiver<Ownerships>) -> Standing {
+    let clock = Arc::new(DatabaseClock::new());
+    clock.measured(boot_time(), boot_time(), wall_time());
+    Standing {
+        clock,
+        owned,
+        ttl: Duration::from_secs(600),
     }
 }
 
@@ -186,7 +201,7 @@ async fn the_jobs_begin_at_once_and_follow_their_process_into_its_next_life() {
         .await
         .unwrap();
     let (owned, ownerships) = watch::channel(Ownerships::default());
-    let jobs = Jobs::new(&database.database(), ownerships, RETENTION);
+    let jobs = Jobs::new(&database.database(), standing(ownerships), RETENTION);
     let shutdown = CancellationToken::new();
     let job = maintenance::Maintenance::new(jobs.retention);
     let loop_of_the_job = jobs.lead(job, shutdown.clone());
@@ -291,4 +306,149 @@ async fn a_pause_is_forgotten_half_a_minute_after_its_end() {
     let left = session.query("SELECT event_type FROM pauses", &[]).await;
     let left: Vec<String> = left.unwrap().iter().map(|row| row.get(0)).collect();
     assert_eq!(left, ["just.over"]);
+}
+
+// ## Gauges
+
+/// A process that holds a lease, and what it shows.
+struct Leader {
+    lease: Lease,
+    installation: Installation,
+    standing: Standing,
+    _owned: watch::Sender<Ownerships>,
+}
+
+impl Leader {
+    async fn new(session: &Session) -> Self {
+        let lease = lease(session).await;
+        let (owned, ownerships) = watch::channel(Ownerships {
+            incarnation: Some(lease.owner),
+            slots: HashSet::new(),
+        });
+        Self {
+            lease,
+            installation: Installation::default(),
+            standing: standing(ownerships),
+            _owned: owned,
+        }
+    }
+
+    /// Everything that is shown: name, label and value.
+    fn shows(&self) -> HashMap<(String, String), f64> {
+        let families = self.installation.collect();
+        let values = families.iter().flat_map(|family| {
+            family.get_metric().iter().map(|metric| {
+                let label = metric.get_label().first().map(|pair| pair.value());
+                let name = family.name().trim_start_matches("postrider_");
+                let key = (name.to_owned(), label.unwrap_or_default().to_owned());
+                (key, metric.get_gauge().get_value())
+            })
+        });
+        values.collect()
+    }
+}
+
+fn value(shown: &HashMap<(String, String), f64>, name: &str, label: &str) -> f64 {
+    let key = (name.to_owned(), label.to_owned());
+    *shown
+        .get(&key)
+        .unwrap_or_else(|| panic!("no {key:?} in {shown:?}"))
+}
+
+/// Dead letters of these classes in turn.
+async fn die(session: &Session, count: i32, classes: &[i16]) {
+    let insert = "INSERT INTO dead_letters (tenant_id, id, endpoint_id, event_id, class, attempts_made, kind, root_id)
+                  SELECT 1, gen_random_uuid(), 1, gen_random_uuid(), ($2::int2[])[1 + g % cardinality($2)], 1, 0, gen_random_uuid()
+                  FROM generate_series(1, $1) g";
+    session.execute(insert, &[&count, &classes]).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_leader_shows_what_waits_and_who_is_slow() {
+    let database = TestDatabase::new().await;
+    let mut session = database.session().await;
+    let leader = Leader::new(&session).await;
+    let tenant = tenant(&session, 100).await;
+    let mut endpoints = Vec::new();
+    for _ in 0..25 {
+        endpoints.push(endpoint(&session, tenant, 100).await);
+    }
+    wait(&session, tenant, endpoints[0], 7).await;
+    die(&session, 5, &[1, 1, 5]).await;
+    let facts = "
+        INSERT INTO endpoint_runtime (endpoint_id, slot, breaker, opened_at, next_probe_at)
+          SELECT id, 3, 1, now(), now() + (CASE WHEN id % 2 = 0 THEN -1 ELSE 60 END) * interval '1 s' FROM endpoints WHERE id <= 5;
+        INSERT INTO endpoint_stats (endpoint_id, tenant_id, computed_at, since, samples, p50_ms, p95_ms, p99_ms, slow_since, degrading_since)
+          SELECT id, 1, now(), now(), 30, 1, id * 100, 1, CASE WHEN id > 20 THEN now() END, CASE WHEN id = 3 THEN now() END FROM endpoints;
+        UPDATE endpoints SET state = 3 WHERE id = 25;
+        UPDATE workers SET in_flight = ARRAY[gen_random_uuid(), gen_random_uuid()]";
+    session.batch_execute(facts).await.unwrap();
+
+    let (installation, standing) = (leader.installation.clone(), leader.standing.clone());
+    let mut job = gauges::Gauges::new(installation.clone(), standing.clone());
+    let other = Lease {
+        name: "gauges",
+        ..leader.lease
+    };
+    let again = job.step(&mut session, &other).await.unwrap();
+    let mut counting = backlog::Backlog {
+        installation,
+        standing,
+    };
+    counting.step(&mut session, &leader.lease).await.unwrap();
+
+    let shown = leader.shows();
+    let of = |name, label| value(&shown, name, label);
+    assert_eq!(of("deliveries", "pending"), 4.0);
+    assert_eq!(of("deliveries", "failed"), 3.0);
+    assert_eq!(of("deliveries", "in_flight"), 2.0);
+    assert_eq!(of("deliveries", "dead_letter"), 5.0);
+    assert_eq!(of("dead_letters", "transient"), 3.0);
+    assert_eq!(of("dead_letters", "internal"), 2.0);
+    assert_eq!(of("dead_letters", "expired"), 0.0);
+    assert_eq!(of("breaker_endpoints", "closed"), 19.0);
+    assert_eq!(of("breaker_endpoints", "open"), 3.0);
+    assert_eq!(of("breaker_endpoints", "half_open"), 2.0);
+    assert_eq!(of("slow_endpoints", ""), 4.0, "the fifth is deleted");
+    assert_eq!(of("degrading_endpoints", ""), 1.0);
+    assert!(of("oldest_pending_seconds", "breaker") > 0.0);
+    assert_eq!(of("oldest_pending_seconds", "admissible"), 0.0);
+    assert!(again >= Duration::from_secs(15), "{again:?}");
+    let select = "SELECT public_id FROM endpoints WHERE id = 24";
+    let id: Uuid = session.query_one(select, &[]).await.unwrap().get(0);
+    let slowest = EndpointId(id).to_string();
+    assert_eq!(of("endpoint_p95_seconds", &slowest), 2.4);
+    let top = shown.keys().filter(|key| key.0 == "endpoint_p95_seconds");
+    assert_eq!(top.count(), 20);
+}
+
+#[tokio::test]
+async fn dead_letters_are_counted_range_by_range_and_shown_when_all_were() {
+    let database = TestDatabase::new().await;
+    let session = database.session().await;
+    die(&session, 150_000, &[1, 2, 3]).await;
+    let mut counted = gauges::DeadLetters::default();
+
+    counted.count(&session, Duration::ZERO).await.unwrap();
+    assert_eq!(counted.total(), None, "only the last range was counted");
+    counted.count(&session, DEADLINE).await.unwrap();
+    let all = [50_000, 50_000, 50_000, 0, 0, 0, 0];
+    assert_eq!(counted.total(), Some(all));
+
+    die(&session, 10, &[5]).await;
+    counted.count(&session, Duration::ZERO).await.unwrap();
+    let more = [50_000, 50_000, 50_000, 0, 10, 0, 0];
+    assert_eq!(counted.total(), Some(more), "new ones are at the end");
+
+    let replay = "UPDATE dead_letters SET replayed_as = gen_random_uuid() WHERE class = 2";
+    session.execute(replay, &[]).await.unwrap();
+    counted.count(&session, DEADLINE).await.unwrap();
+    assert_eq!(counted.total(), Some([50_000, 0, 50_000, 0, 10, 0, 0]));
+
+    session
+        .batch_execute("TRUNCATE dead_letters")
+        .await
+        .unwrap();
+    counted.count(&session, Duration::ZERO).await.unwrap();
+    assert_eq!(counted.total(), Some([0; 7]));
 }
