@@ -18,7 +18,7 @@ use std::time::Duration;
 use shared::domain::attempt::Outcome;
 use shared::domain::delivery::{CloseReason, DeadLetterClass};
 use shared::domain::notice::NoticeKind;
-use shared::ids::Incarnation;
+use shared::ids::{DeliveryId, EventId, Incarnation};
 use shared::policy::decide::Decision;
 use shared::runtime::clock::boot_time;
 use shared::runtime::{budgets, jitter};
@@ -368,20 +368,26 @@ fn acknowledged(record: &Record) -> Recorded {
     }
 }
 
+/// Counts what a record says, and logs it where a delivery has ended undelivered.
 fn count(record: &Record) {
     if record.attempt.is_some() {
         metrics::ATTEMPTS
             .with_label_values(&[record.outcome.name()])
             .inc();
     }
-    if let Decision::DeadLetter(class) = record.decision {
-        let class: DeadLetterClass = class;
-        metrics::DEAD_LETTERS
-            .with_label_values(&[class.name()])
-            .inc();
-    }
-    if let Decision::Close(reason) | Decision::DisableEndpoint(reason) = record.decision {
-        let reason: CloseReason = reason;
-        tracing::debug!(reason = reason.name(), "a delivery was closed");
+    let (delivery, event) = (DeliveryId(record.delivery), EventId(record.event_id));
+    let (endpoint, outcome) = (record.endpoint.0, record.outcome.name());
+    match record.decision {
+        Decision::DeadLetter(class) => {
+            let class: DeadLetterClass = class;
+            let class = class.name();
+            metrics::DEAD_LETTERS.with_label_values(&[class]).inc();
+            tracing::info!(delivery.id = %delivery, event.id = %event, endpoint.key = endpoint, outcome.kind = outcome, class, "a delivery was given up");
+        }
+        Decision::Close(reason) | Decision::DisableEndpoint(reason) => {
+            let reason: CloseReason = reason;
+            tracing::info!(delivery.id = %delivery, event.id = %event, endpoint.key = endpoint, reason = reason.name(), "a delivery was closed");
+        }
+        Decision::Complete | Decision::RetryAt(_) => {}
     }
 }

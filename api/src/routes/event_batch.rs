@@ -22,7 +22,7 @@ use shared::store::replies;
 use utoipa::ToSchema;
 
 use super::event_body::{self, Rules};
-use super::events::{MOST_CHECKS, Published, refused};
+use super::events::{MOST_CHECKS, Published, log_accepted, refused};
 use super::{App, json as reply};
 use crate::auth::Scope;
 use crate::ingest::{Accepted, NewEvent, Refusal};
@@ -102,6 +102,11 @@ pub(super) async fn publish(
     let accepted = results.iter().filter(|result| result.is_ok()).count();
     if let Some(reserved) = reserved {
         reserved.keep(u32::try_from(accepted).unwrap_or(u32::MAX));
+    }
+    for outcome in results.iter().flatten() {
+        if let Some(accepted) = &outcome.accepted {
+            log_accepted(&request, accepted);
+        }
     }
     metrics::EVENTS_ACCEPTED.inc_by(accepted.try_into().unwrap_or(u64::MAX));
     metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());

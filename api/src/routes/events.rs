@@ -26,6 +26,7 @@ use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
 use crate::paging::{List, PageParams, Query, RangeParams};
 use crate::problem::{ApiError, Kind};
+use crate::request_id;
 
 /// How often an event may be checked because its type's schema changed meanwhile.
 pub(super) const MOST_CHECKS: u32 = 5;
@@ -72,6 +73,7 @@ pub(super) async fn publish(
     if let Some(reserved) = reserved {
         reserved.keep(1);
     }
+    log_accepted(&request, &accepted);
     metrics::EVENTS_ACCEPTED.inc();
     metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());
     let mut reply = Vec::with_capacity(512);
@@ -89,6 +91,12 @@ pub(super) async fn publish(
             header::HeaderValue::from_static("application/json"),
         ))
         .body(reply))
+}
+
+/// What ties a request to the deliveries that workers log.
+pub(super) fn log_accepted(request: &HttpRequest, accepted: &Accepted) {
+    let event = EventId(accepted.id);
+    tracing::debug!(request.id = request_id::of(request), event.id = %event, deliveries = accepted.delivery_count, "an event was accepted");
 }
 
 /// Hands an event to the writers, and checks it when its type has a schema.

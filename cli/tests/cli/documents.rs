@@ -83,3 +83,41 @@ fn the_reference_of_settings_is_the_table_in_the_code() {
 
     has_table("docs/configuration.md", &expected);
 }
+
+/// What docs/logs.md says is logged, word for word.
+#[test]
+fn every_message_of_the_guide_to_the_logs_is_in_the_code() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut code = String::new();
+    let mut folders: Vec<_> = ["api/src", "worker/src", "shared/src"]
+        .map(|folder| root.join(folder))
+        .into();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                code.push_str(&std::fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    let guide = std::fs::read_to_string(root.join("docs/logs.md")).unwrap();
+    let mut messages = 0;
+    for row in guide.lines().filter(|line| line.starts_with('|')) {
+        for quoted in row.split('`').skip(1).step_by(2) {
+            // Messages are sentences; the rest is names of fields and commands.
+            if ["a ", "an ", "this ", "the ", "outcomes "]
+                .iter()
+                .any(|it| quoted.starts_with(it))
+            {
+                assert!(
+                    code.contains(&format!("\"{quoted}")),
+                    "nothing logs: {quoted}"
+                );
+                messages += 1;
+            }
+        }
+    }
+    assert!(messages >= 12, "{messages}");
+}

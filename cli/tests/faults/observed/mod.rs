@@ -69,8 +69,8 @@ impl Program {
         }
     }
 
-    /// The `data` of an answer of its HTTP API.
-    async fn get(&self, path: &str) -> Value {
+    /// Whether it answers 200, and with what.
+    async fn get(&self, path: &str) -> (bool, String) {
         // HTTP/1.0: the body ends with the connection, not in chunks.
         let mut stream = TcpStream::connect(self.addr).await.unwrap();
         let request = format!("GET {path} HTTP/1.0\r\n\r\n");
@@ -78,10 +78,8 @@ impl Program {
         let mut reply = Vec::new();
         stream.read_to_end(&mut reply).await.unwrap();
         let reply = String::from_utf8(reply).unwrap();
-        let (_, body) = reply.split_once("\r\n\r\n").unwrap();
-        let document: Value = serde_json::from_str(body).unwrap();
-        assert_eq!(document["status"], "success", "{path}: {body}");
-        document["data"].clone()
+        let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+        (head.contains(" 200 "), body.to_owned())
     }
 }
 
@@ -115,6 +113,11 @@ impl Prometheus {
             ],
         )
         .await;
+        // It listens before it has read what it kept.
+        eventually(PATIENCE, || async {
+            program.get("/-/ready").await.0.then_some(())
+        })
+        .await;
         Self(program)
     }
 
@@ -126,8 +129,11 @@ impl Prometheus {
     /// The values that a query has now, without those that are no number.
     async fn ask(&self, query: &str) -> Vec<f64> {
         let query: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        let data = self.0.get(&format!("/api/v1/query?query={query}")).await;
-        let result = data["result"].as_array().unwrap();
+        let path = format!("/api/v1/query?query={query}");
+        let (is_ok, body) = self.0.get(&path).await;
+        assert!(is_ok, "{body}");
+        let document: Value = serde_json::from_str(&body).unwrap();
+        let result = document["data"]["result"].as_array().unwrap();
         let values = result.iter().map(|series| series["value"][1].as_str());
         let numbers = values.map(|text| text.unwrap().parse::<f64>().unwrap());
         numbers.filter(|value| value.is_finite()).collect()
