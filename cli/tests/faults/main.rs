@@ -21,6 +21,7 @@ mod fields;
 mod held_back;
 mod join;
 mod kill;
+mod metrics;
 mod notices;
 mod ordered;
 mod outage;
