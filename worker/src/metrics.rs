@@ -33,6 +33,9 @@ const LAG_BUCKETS: &[f64] = &[
     86_400.0,
 ];
 
+/// Seconds; from a look that finds nothing to one that reads a table.
+const STEP_BUCKETS: &[f64] = &[0.01, 0.1, 1.0, 10.0, 60.0];
+
 /// Attempts by outcome.
 pub(crate) static ATTEMPTS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     valid(IntCounterVec::new(
@@ -119,6 +122,18 @@ pub(crate) static RECORD_SECONDS: LazyLock<Histogram> = LazyLock::new(|| {
     valid(Histogram::with_opts(opts.buckets(RECORD_BUCKETS.to_vec())))
 });
 
+/// Steps of jobs.
+pub(crate) static JOB_STEP_SECONDS: LazyLock<HistogramVec> = LazyLock::new(|| {
+    let opts = HistogramOpts::new(
+        "postrider_job_step_seconds",
+        "Time of a step of a job that one worker does for all, in seconds",
+    );
+    valid(HistogramVec::new(
+        opts.buckets(STEP_BUCKETS.to_vec()),
+        &["job"],
+    ))
+});
+
 /// Names looked up.
 pub(crate) static DNS_LOOKUPS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     valid(IntCounterVec::new(
@@ -154,6 +169,7 @@ pub(crate) fn register() {
     telemetry::register(DNS_LOOKUPS.clone());
     telemetry::register(LEASE_LOST.clone());
     telemetry::register(RECORD_SECONDS.clone());
+    telemetry::register(JOB_STEP_SECONDS.clone());
     telemetry::register(INSTALLATION.clone());
 }
 

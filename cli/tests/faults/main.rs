@@ -22,6 +22,7 @@ mod held_back;
 mod join;
 mod kill;
 mod logs;
+mod metrics;
 mod notices;
 mod observed;
 mod ordered;

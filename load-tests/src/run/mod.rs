@@ -130,7 +130,7 @@ async fn one(scenario: Scenario, arguments: &RunArguments) -> anyhow::Result<Out
         // What was asked for comes last, and so holds.
         settings: [scenario.settings(), arguments.set.clone()].concat(),
         postgres: arguments.postgres.clone(),
-        statements: arguments.statements,
+        statements: arguments.statements || scenario.counts_statements(),
         verify: scenario.verify,
         workers: scenario.workers,
     };

@@ -67,6 +67,7 @@ pub(super) fn all() -> Vec<Scenario> {
         ingest_single(),
         ingest_batch(),
         lists(),
+        telemetry(),
     ]
 }
 
@@ -322,6 +323,20 @@ fn lists() -> Scenario {
     }
 }
 
+fn telemetry() -> Scenario {
+    Scenario {
+        workers: 0,
+        seconds: 180.0,
+        ..scripted(
+            "telemetry",
+            "what gauges and statistics cost the database with ten million samples in a day",
+            Script::Telemetry {
+                samples: 10_000_000,
+            },
+        )
+    }
+}
+
 impl Scenario {
     /// The same in a few seconds, with few endpoints: shows that it runs, not how fast.
     #[must_use]
@@ -346,9 +361,17 @@ impl Scenario {
         }
     }
 
-    /// Whether events are posted: lists are read as they were filled.
+    /// Whether events are posted: what is filled by SQL is read as it was filled.
     pub(super) const fn posts(&self) -> bool {
-        !matches!(self.load, Load::Scripted(Script::Lists { .. }))
+        !matches!(
+            self.load,
+            Load::Scripted(Script::Lists { .. } | Script::Telemetry { .. })
+        )
+    }
+
+    /// Whether it is about the database's statements.
+    pub(super) const fn counts_statements(&self) -> bool {
+        matches!(self.load, Load::Scripted(Script::Telemetry { .. }))
     }
 
     /// Whether anything is sent: while ingest alone is measured no worker runs.

@@ -37,7 +37,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::lease::Ownerships;
-use crate::metrics::{INSTALLATION, Standing};
+use crate::metrics::{INSTALLATION, JOB_STEP_SECONDS, Standing};
 
 /// How often a worker that does not hold a lease asks for it: a job may pause this long when its
 /// leader dies, after the worker was declared dead.
@@ -126,6 +126,8 @@ impl Jobs {
 
     /// Starts the loop of a job that is made by `make`, also when it has to be started again.
     fn start<J: Job + 'static>(self, supervisor: &mut Supervisor, make: fn(&Self) -> J) {
+        // The series begins with 0.
+        JOB_STEP_SECONDS.with_label_values(&[J::NAME]);
         supervisor.start(J::NAME, move |shutdown| {
             let jobs = self.clone();
             let job = make(&jobs);
@@ -211,7 +213,10 @@ impl Leader {
             }
         }
         match &self.lease {
-            Some(lease) => job.step(session, lease).await,
+            Some(lease) => {
+                let _observed = JOB_STEP_SECONDS.with_label_values(&[J::NAME]).start_timer();
+                job.step(session, lease).await
+            }
             None => Ok(STANDBY),
         }
     }

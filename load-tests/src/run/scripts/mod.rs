@@ -11,6 +11,7 @@ mod recovery;
 mod replay;
 mod slow_endpoints;
 mod slow_endpoints_at_load;
+mod telemetry;
 mod throttle;
 
 use serde::Serialize;
@@ -74,6 +75,10 @@ pub(super) enum Script {
         /// Rows in the table of attempts.
         attempts: i64,
     },
+    Telemetry {
+        /// Attempts of one day.
+        samples: i64,
+    },
     Throttle {
         events: usize,
         /// In each window.
@@ -135,6 +140,7 @@ pub(super) async fn play(script: Script, stage: &mut Stage<'_>) -> anyhow::Resul
         } => ingest::play(stage, (batch, connections), floor).await,
         Script::Ordered { keys } => ordered::play(stage, keys).await,
         Script::Lists { attempts } => lists::play(stage, attempts).await,
+        Script::Telemetry { samples } => telemetry::play(stage, samples).await,
         Script::Throttle {
             events,
             most,
@@ -167,6 +173,7 @@ impl Script {
                 ..again
             }),
             Self::Lists { .. } => Self::Lists { attempts: 100_000 },
+            Self::Telemetry { .. } => Self::Telemetry { samples: 100_000 },
             Self::Throttle { most, .. } => Self::Throttle {
                 events: 30,
                 most,
@@ -192,7 +199,7 @@ impl Script {
             Self::Ingest { .. } => (20, 10),
             Self::Ordered { .. } => (5, 2),
             Self::Throttle { .. } => (1, 1),
-            Self::Lists { .. } => (50, 20),
+            Self::Lists { .. } | Self::Telemetry { .. } => (50, 20),
         }
     }
 
@@ -203,6 +210,8 @@ impl Script {
             Self::Ordered { .. } => 16.0,
             Self::Recovery { .. } => 8.0,
             Self::LargePayloads { .. } => 12.0,
+            // Two steps of the statistics.
+            Self::Telemetry { .. } => 65.0,
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
             | Self::HotTenant { .. }
@@ -226,6 +235,7 @@ impl Script {
             | Self::Ingest { .. }
             | Self::Ordered { .. }
             | Self::Lists { .. }
+            | Self::Telemetry { .. }
             | Self::Throttle { .. } => None,
         }
     }
@@ -245,6 +255,7 @@ impl Script {
             | Self::Ingest { .. }
             | Self::Ordered { .. }
             | Self::Lists { .. }
+            | Self::Telemetry { .. }
             | Self::Throttle { .. } => Vec::new(),
         }
     }

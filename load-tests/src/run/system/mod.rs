@@ -58,6 +58,7 @@ pub(super) struct System {
     pub(super) receiver_addr: SocketAddr,
     api: Process,
     pub(super) api_addr: SocketAddr,
+    api_metrics: SocketAddr,
     workers: Vec<Worker>,
     workers_started: usize,
     pub(super) admin_token: String,
@@ -100,6 +101,7 @@ impl System {
             receiver,
             receiver_addr,
             api_addr,
+            api_metrics,
             admin_token,
         };
         for _ in 0..system.options.workers {

@@ -49,6 +49,13 @@ impl System {
         Ok(())
     }
 
+    /// Where the API's metrics are, and those of the workers that run.
+    pub(in crate::run) fn metrics_addrs(&self) -> Vec<SocketAddr> {
+        let running = self.workers.iter().filter(|worker| !worker.killed);
+        let workers = running.map(|worker| worker.metrics);
+        std::iter::once(self.api_metrics).chain(workers).collect()
+    }
+
     /// Waits until all workers are ready.
     pub(in crate::run) async fn workers_ready(&mut self) -> anyhow::Result<()> {
         let running = self.workers.iter().filter(|worker| !worker.killed);
