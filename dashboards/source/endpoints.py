@@ -97,7 +97,7 @@ def dashboard():
         .with_panel(
             course(
                 "P95 by phase",
-                "Queue: from the choice to the start. DNS, connect and TLS only where a connection was made. "
+                "Queue: from due to started. DNS, connect and TLS only where a connection was made. "
                 "First byte: from the request to the reply's head.",
                 [
                     (

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use shared::testing::{TestDatabase, eventually};
 
-use crate::process::{PATIENCE, Process};
+use crate::process::PATIENCE;
 use crate::world::{TAKE_OVER, World};
 
 const PAGE: &str = include_str!("../../../docs/metrics.md");
@@ -160,6 +160,7 @@ const OF_THE_INSTALLATION: &[Definition] = &[
         "endpoint",
         &["*"],
     ),
+    ("postrider_database_horizon_seconds", "gauge", "", &[]),
     (
         "postrider_gauges_updated_timestamp_seconds",
         "gauge",
@@ -281,12 +282,6 @@ impl Scrape {
     }
 }
 
-/// Where a process's metrics are.
-async fn metrics_of(process: &mut Process, started: &str) -> SocketAddr {
-    let line = process.logs(started, 1).await;
-    line["metrics"].as_str().unwrap().parse().unwrap()
-}
-
 /// Endpoints of the world's tenant, with percentiles, and a dead letter of each class.
 async fn fill(world: &World) {
     let fill = format!(
@@ -307,12 +302,11 @@ async fn fill(world: &World) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_metrics_are_those_of_the_contract_and_few_with_50_000_endpoints() {
     let database = TestDatabase::new().await;
-    let mut world = World::start(database.url(), database.database()).await;
+    let world = World::start(database.url(), database.database()).await;
     let endpoint = world.endpoint("orders", json!({})).await;
     fill(&world).await;
-    let mut worker = world.worker().await;
-    let api = metrics_of(&mut world.api_process, "the API listens").await;
-    let worker = metrics_of(&mut worker.process, "a worker started").await;
+    let worker = world.worker().await;
+    let (api, worker) = (world.api_process.metrics(), worker.process.metrics());
     world.publish(&endpoint).await;
 
     let of_worker = eventually(PATIENCE, || async {
@@ -393,11 +387,8 @@ fn the_page_about_metrics_tells_of_each_of_them_and_of_no_other() {
 async fn one_worker_alone_shows_what_is_true_of_the_installation() {
     let database = TestDatabase::new().await;
     let world = World::start(database.url(), database.database()).await;
-    let mut workers = world.workers(2).await;
-    let mut addrs = Vec::new();
-    for worker in &mut workers {
-        addrs.push(metrics_of(&mut worker.process, "a worker started").await);
-    }
+    let workers = world.workers(2).await;
+    let addrs: Vec<SocketAddr> = workers.iter().map(|it| it.process.metrics()).collect();
     let leader = eventually(PATIENCE, || async {
         let leads = [
             Scrape::of(addrs[0]).await.leads("gauges"),

@@ -1,5 +1,6 @@
 //! `postrider` as a child process: its log, its signals, its end.
 
+use std::net::SocketAddr;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -83,11 +84,11 @@ impl Process {
     }
 
     /// Where its metrics are, as it said when it started.
-    pub(crate) fn metrics(&self) -> String {
+    pub(crate) fn metrics(&self) -> SocketAddr {
         let log = self.log.lock().unwrap();
         let said = log.iter().filter_map(|line| read(line));
-        let said = said.filter_map(|line| line["metrics"].as_str().map(str::to_owned));
-        said.last().unwrap()
+        let mut said = said.filter_map(|line| line["metrics"].as_str()?.parse().ok());
+        said.next().unwrap()
     }
 
     pub(crate) fn id(&self) -> i32 {

@@ -1,4 +1,5 @@
-//! What one worker tells of the whole installation: since when deliveries wait and for what, dead letters, breakers.
+//! What one worker tells of the whole installation: since when deliveries wait and for what, dead letters, breakers, the
+//! database's horizon.
 //!
 //! Not here: how many deliveries wait, which the backlog job counts for its limits (`backlog`), and who is slow
 //! (`stats`). Not a tenant's own figures (`pipeline`).
@@ -12,6 +13,8 @@
 //! The queues say what waits, and `endpoint_runtime` says which breakers are open. That a receiver wants to be left
 //! alone (`Retry-After`) is known to the slot's owner only; here it is seen by the last attempt, which was refused
 //! with 429 or 503 and is to be repeated later.
+
+use std::time::Duration;
 
 use time::OffsetDateTime;
 use tokio_postgres::Client;
@@ -123,6 +126,21 @@ const ENABLED: &str = "SELECT count(*) FROM endpoints WHERE ctid >= '(0,0)'::tid
 const IN_FLIGHT: &str =
     "SELECT coalesce(sum(cardinality(in_flight)), 0)::int8 FROM workers WHERE expires_at > now()";
 
+/// Reads no table. What keeps VACUUM from cleaning this database: transactions and snapshots of sessions (not of VACUUM
+/// itself), prepared transactions, replicas. A role without `pg_read_all_stats` sees its own sessions only, and the rest.
+const HORIZON: &str = "
+WITH s AS (
+  SELECT greatest(age(backend_xmin), age(backend_xid)) AS age, xact_start AS began FROM pg_stat_activity
+  WHERE pid <> pg_backend_pid() AND (datname = current_database() OR datname IS NULL)
+    AND backend_type <> 'autovacuum worker' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+  UNION ALL
+  SELECT age(transaction), prepared FROM pg_prepared_xacts WHERE database = current_database()
+  UNION ALL
+  SELECT age(xmin), NULL FROM pg_replication_slots WHERE xmin IS NOT NULL)
+SELECT n.next, n.next - coalesce((SELECT max(age) FROM s), 0),
+       coalesce(extract(epoch FROM clock_timestamp() - (SELECT min(began) FROM s)), 0)::float8
+FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8 AS next) n";
+
 /// See [`super::statements`].
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("gauges.oldest", OLDEST),
@@ -131,6 +149,7 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("gauges.breakers", BREAKERS),
     ("gauges.enabled", ENABLED),
     ("gauges.in_flight", IN_FLIGHT),
+    ("gauges.horizon", HORIZON),
 ];
 
 /// Since when the oldest delivery waits, by what it waits for. Not what a pause or a disabled endpoint holds back, nor
@@ -258,4 +277,29 @@ pub async fn breakers(client: &Client, now: OffsetDateTime) -> Result<Breakers, 
 pub async fn in_flight(client: &Client) -> Result<u64, StoreError> {
     let count: i64 = client.query_one(IN_FLIGHT, &[]).await?.try_get(0)?;
     Ok(u64::try_from(count).unwrap_or(0))
+}
+
+/// How far back the database looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Horizon {
+    /// The transaction id that comes next.
+    pub next: i64,
+    /// VACUUM can clean what was deleted before this one.
+    pub oldest: i64,
+    /// How long the oldest transaction that this role may see has been open.
+    pub open: Duration,
+}
+
+/// Reads the database's horizon.
+///
+/// # Errors
+/// Any [`StoreError`].
+pub async fn horizon(client: &Client) -> Result<Horizon, StoreError> {
+    let row = client.query_one(HORIZON, &[]).await?;
+    let open: f64 = row.try_get(2)?;
+    Ok(Horizon {
+        next: row.try_get(0)?,
+        oldest: row.try_get(1)?,
+        open: Duration::try_from_secs_f64(open).unwrap_or_default(),
+    })
 }

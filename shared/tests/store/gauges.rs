@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use shared::ids::{Slot, new_v7};
 use shared::runtime::clock::boot_time;
-use shared::store::gauges::{Oldest, oldest};
+use shared::store::gauges::{self, Oldest, oldest};
 use shared::store::{Role, Session};
 use shared::testing::TestDatabase;
 use time::OffsetDateTime;
+use tokio_postgres::IsolationLevel;
 use uuid::Uuid;
 
 use crate::world::{TENANT, now};
@@ -283,10 +284,6 @@ async fn an_endpoint_with_thousands_of_lines_hides_no_other_endpoint() {
 
 /// Statistics of empty tables, as in `plans`.
 #[tokio::test]
-#[expect(
-    clippy::print_stdout,
-    reason = "what it takes is worth seeing (--nocapture)"
-)]
 async fn the_oldest_admissible_is_found_behind_a_million_of_an_open_breaker_and_among_50_000_endpoints()
  {
     let world = World::new().await;
@@ -338,4 +335,31 @@ async fn the_oldest_admissible_is_found_behind_a_million_of_an_open_breaker_and_
         (made("01990000"), made("01980000"))
     );
     assert!(quickest < Duration::from_secs(6), "{quickest:?}");
+}
+
+#[tokio::test]
+async fn a_snapshot_that_stays_open_is_the_horizon_until_it_ends() {
+    let database = TestDatabase::new().await;
+    let (asking, mut holding) = (database.session().await, database.session().await);
+    let write = "CREATE TABLE scratch (n int)";
+    let snapshot = holding
+        .build_transaction()
+        .isolation_level(IsolationLevel::RepeatableRead)
+        .read_only(true)
+        .start()
+        .await
+        .unwrap();
+    snapshot.query("SELECT 1 FROM slots", &[]).await.unwrap();
+    asking.batch_execute(write).await.unwrap();
+    asking.batch_execute("DROP TABLE scratch").await.unwrap();
+
+    let held = gauges::horizon(&asking).await.unwrap();
+    assert!(held.oldest <= held.next - 2, "{held:?}");
+    assert!(held.open > Duration::ZERO, "{held:?}");
+    snapshot.rollback().await.unwrap();
+
+    // Others of this cluster may hold snapshots, of other databases.
+    let free = gauges::horizon(&asking).await.unwrap();
+    assert_eq!(free.oldest, free.next, "{free:?}");
+    assert_eq!(free.open, Duration::ZERO);
 }

@@ -10,6 +10,8 @@
 //!   once, nothing is shown: too little would be taken for an improvement.
 //! - Endpoints by breaker: one read of the endpoints. The slowest: one read of the percentiles, once a minute, as
 //!   often as they change.
+//! - How old the database's horizon is: one read of its transactions, and what is remembered of the looks before
+//!   ([`horizon`]).
 //! - How many deliveries are pending and failed is not counted here: the backlog job counts them for its limits anyhow,
 //!   and shows them.
 //!
@@ -17,6 +19,8 @@
 //! - Bounded: steps take at most a hundredth of the time ([`SHARE`]). Where they would need more they come less often,
 //!   and `postrider_gauges_updated_timestamp_seconds` says so.
 //! - Reads only: a leader that was declared dead changes nothing (D3), and its values are not shown any more.
+
+mod horizon;
 
 use std::time::Duration;
 
@@ -29,6 +33,7 @@ use shared::store::stats::{self, Slowest};
 use shared::store::{Role, Session, StoreError, partitions};
 use time::OffsetDateTime;
 
+use self::horizon::Horizons;
 use super::Job;
 use crate::metrics::{Gauge, Installation, Standing, TOP, Value, number};
 
@@ -51,6 +56,7 @@ pub(super) struct Gauges {
     epoch: Option<Epoch>,
     dead_letters: DeadLetters,
     slowest: Option<(BootTime, Slowest)>,
+    horizons: Horizons,
 }
 
 impl Gauges {
@@ -61,6 +67,7 @@ impl Gauges {
             epoch: None,
             dead_letters: DeadLetters::default(),
             slowest: None,
+            horizons: Horizons::default(),
         }
     }
 }
@@ -75,6 +82,7 @@ impl Job for Gauges {
             // Another process may have led since.
             self.dead_letters = DeadLetters::default();
             self.slowest = None;
+            self.horizons = Horizons::default();
         }
         let values = self.look(session, before).await?;
         let pause = EVERY.max(boot_time().since(before) * SHARE);
@@ -95,6 +103,8 @@ impl Gauges {
         let in_flight = gauges::in_flight(session).await?;
         values.push(Value::count(Gauge::Deliveries, "in_flight", in_flight));
         values.extend(self.slowest(session, before).await?);
+        let age = self.horizons.age(before, gauges::horizon(session).await?);
+        values.push(Value::new(Gauge::DatabaseHorizon, age.as_secs_f64()));
         self.dead_letters.count(session, COUNTING).await?;
         if let Some(counts) = self.dead_letters.total() {
             values.extend(dead_letters(counts));

@@ -39,11 +39,12 @@ pub(crate) enum Gauge {
     SlowEndpoints,
     DegradingEndpoints,
     EndpointP95,
+    DatabaseHorizon,
     Updated,
 }
 
 impl Gauge {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Deliveries,
         Self::OldestPending,
         Self::DeadLetters,
@@ -51,6 +52,7 @@ impl Gauge {
         Self::SlowEndpoints,
         Self::DegradingEndpoints,
         Self::EndpointP95,
+        Self::DatabaseHorizon,
         Self::Updated,
     ];
 
@@ -91,6 +93,11 @@ impl Gauge {
                 "postrider_endpoint_p95_seconds",
                 &["endpoint"],
                 "95th percentile of the response time over 24 hours, of the 20 slowest endpoints with 20 samples",
+            ),
+            Self::DatabaseHorizon => (
+                "postrider_database_horizon_seconds",
+                &[],
+                "How far back the oldest snapshot of the database looks; VACUUM cleans nothing that was deleted since",
             ),
             Self::Updated => (
                 "postrider_gauges_updated_timestamp_seconds",

@@ -150,7 +150,7 @@ impl Prometheus {
 }
 
 fn write_targets(path: &Path, processes: &[&Process]) {
-    let addresses: Vec<String> = processes.iter().map(|it| it.metrics()).collect();
+    let addresses: Vec<SocketAddr> = processes.iter().map(|it| it.metrics()).collect();
     let targets = serde_json::json!([{ "targets": addresses }]);
     // Prometheus may read it at any moment: whole or not at all.
     let whole = path.with_extension("new");
