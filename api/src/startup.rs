@@ -113,7 +113,7 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
             config.limits,
         ),
         slots: NextSlot::new(),
-        schemas: Schemas::new(pool.clone()),
+        schemas: Schemas::new(connections.clone()),
         quotas: Quotas::new(connections.clone()),
         connections,
         queues,

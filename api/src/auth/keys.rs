@@ -18,12 +18,13 @@ use std::time::Duration;
 
 use actix_web::HttpRequest;
 use arc_swap::ArcSwap;
-use shared::domain::limits::Limits;
+use shared::domain::limits::{KeyRate, Limits};
 use shared::runtime::clock::{BootTime, boot_time};
 use shared::runtime::spawn_driver;
 use shared::store::StoreError;
 use shared::store::keys::{self, FoundKey, KeyHash, KeyOwner};
 use shared::store::pool::within;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::failures::Failures;
@@ -64,6 +65,9 @@ pub(super) struct Known {
     /// What the tenant or the organization may, as far as that is set.
     pub(super) limits: Limits,
     pub(super) rate: Option<Arc<Rate>>,
+    /// The rate that is set for this key alone.
+    pub(super) own_rate: Option<KeyRate>,
+    pub(super) expires_at: Option<OffsetDateTime>,
     /// When the question was sent whose answer this is.
     confirmed: BootTime,
 }
@@ -87,6 +91,8 @@ impl Known {
             scopes,
             limits: found.limits.or(default),
             rate,
+            own_rate: found.own_rate,
+            expires_at: found.expires_at,
             confirmed,
         }
     }
