@@ -88,7 +88,7 @@ async fn a_document_is_changed_and_sent_back_as_a_whole() {
     let tenant = server.tenant("acme").await;
     let fields = json!({
         "url": "https://b\u{fc}cher.example/", "headers": {"x-a": "1"}, "signing": ["v1", "v1a"],
-        "rate_limit": {"per_second": 5}, "metadata": {"a": {"b": null}}, "redact": ["a"],
+        "rate_limit": {"per_second": 5}, "metadata": {"a": {"b": [null]}}, "redact": ["a"],
     });
     let made = tenant.post("/v1/endpoints", &fields).await.expect(201);
     let path = format!("/v1/endpoints/{}", text(&made["id"]));
