@@ -60,7 +60,7 @@ async fn a_test_is_sent_now_and_answers_with_its_attempt() {
     let deep = "[".repeat(129) + &"]".repeat(129);
     for (wrong, pointer) in [
         (format!(r#"{{"payload": {deep}}}"#), "/payload"),
-        (r#"{"payload": 1, "paylaod": 2}"#.to_owned(), "/paylaod"),
+        (r#"{"payload": 1, "payloads": 2}"#.to_owned(), "/payloads"),
         ("[1]".to_owned(), ""),
     ] {
         let (status, problem) = test_raw(&world, &well, &wrong).await;
