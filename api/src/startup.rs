@@ -111,6 +111,7 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
             connections.clone(),
             config.admin_token.clone(),
             config.limits,
+            config.believed,
         ),
         slots: NextSlot::new(),
         schemas: Schemas::new(connections.clone()),

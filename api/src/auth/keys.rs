@@ -1,7 +1,7 @@
 //! The keys that are known, and since when.
 //!
 //! A known key is believed for [`FRESH`], asked about again in the background before that ends, and,
-//! when the database is away, believed for [`BELIEVED`] in all: an outage of a minute locks nobody
+//! when the database is away, believed for a minute in all ([`BELIEVED`]): an outage of a minute locks nobody
 //! out.
 //!
 //! # Invariants
@@ -38,7 +38,7 @@ const FRESH: Duration = Duration::from_millis(1_500);
 /// From this age on, the next use asks again in the background.
 const AGEING: Duration = Duration::from_millis(750);
 /// How long a key is believed while the database cannot be asked.
-pub(super) const BELIEVED: Duration = Duration::from_secs(60);
+pub(crate) const BELIEVED: Duration = Duration::from_secs(60);
 /// After a failure to ask, the pause before the next attempt: an outage is not a storm of lookups.
 const ASK_PAUSE: Duration = Duration::from_millis(500);
 /// How long one look-up may take.
@@ -130,6 +130,8 @@ struct Entry {
 pub(super) struct Keys {
     connections: Connections,
     default: Limits,
+    /// [`BELIEVED`], but for tests.
+    pub(super) believed: Duration,
     entries: RwLock<HashMap<KeyHash, Arc<Entry>>>,
     refused: Mutex<HashMap<KeyHash, BootTime>>,
     failures: Failures,
@@ -138,10 +140,11 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    pub(super) fn new(connections: Connections, default: Limits) -> Arc<Self> {
+    pub(super) fn new(connections: Connections, default: Limits, believed: Duration) -> Arc<Self> {
         Arc::new(Self {
             connections,
             default,
+            believed,
             entries: RwLock::default(),
             refused: Mutex::default(),
             failures: Failures::default(),
@@ -272,7 +275,7 @@ impl Keys {
         if age <= AGEING {
             return Ok(known);
         }
-        let believed = age <= BELIEVED;
+        let believed = age <= self.believed;
         if failed.is_some_and(|at| boot_time().since(at) <= ASK_PAUSE) {
             // Those who waited for the one that asked do not ask again, one after the other.
             return if believed {

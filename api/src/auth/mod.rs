@@ -16,6 +16,7 @@ mod scope;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 use actix_web::http::header;
 use actix_web::{HttpMessage as _, HttpRequest};
@@ -29,7 +30,8 @@ use subtle::ConstantTimeEq;
 use time::OffsetDateTime;
 
 pub(crate) use self::caller::{Caller, KeyRef, OrganizationCaller, Readers};
-use self::keys::{BELIEVED, Keys, Known, MOST_ENTRIES};
+pub(crate) use self::keys::BELIEVED;
+use self::keys::{Keys, Known, MOST_ENTRIES};
 pub(crate) use self::rate::Remaining;
 pub(crate) use self::scope::Scope;
 use crate::connections::Connections;
@@ -80,9 +82,10 @@ impl Auth {
         connections: Connections,
         admin_token: Option<String>,
         default: Limits,
+        believed: Duration,
     ) -> Arc<Self> {
         Arc::new(Self {
-            keys: Keys::new(connections.clone(), default),
+            keys: Keys::new(connections.clone(), default, believed),
             connections,
             admin_token,
             tenants: RwLock::default(),
@@ -253,7 +256,7 @@ impl Auth {
         let (until, changed) = match changed.await {
             Ok(changed) => changed,
             Err(error) => {
-                if asked.since(looked.at) > BELIEVED {
+                if asked.since(looked.at) > self.keys.believed {
                     self.write_tenants().clear();
                 }
                 return Err(error);

@@ -8,6 +8,7 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::json;
+use shared::runtime::clock::boot_time;
 use shared::testing::{TestDatabase, eventually};
 
 use crate::app::{ADMIN, PATIENCE, Reply, Server, text};
@@ -155,4 +156,44 @@ async fn no_path_with_a_deadline_of_its_own_hangs_while_the_database_says_nothin
         let reply = server.send(Method::POST, path, Some(key), body.to_owned(), headers);
         is_away(name, reply).await;
     }
+}
+
+#[tokio::test]
+async fn a_key_counts_for_as_long_as_it_is_believed_and_no_longer() {
+    let database = TestDatabase::new().await;
+    let proxy = Proxy::start(database.url());
+    let believed = Duration::from_secs(4);
+    let config = Config::for_testing(proxy.database.clone())
+        .with_deadline(DEADLINE)
+        .with_believed(believed);
+    let server = Server::start_with(config).await;
+    server.ready().await;
+    let tenant = server.tenant("acme").await;
+    let keys = format!("/v1/admin/tenants/{}/keys", tenant.id);
+    let reader = json!({"scopes": ["read"]});
+    let reader = text(&server.post(&keys, ADMIN, &reader).await.expect(201)["key"]);
+    let event = json!({"type": "a", "payload": 1});
+    // What it may not do is known without the database, as long as the key is.
+    let post = async || server.post("/v1/events", &reader, &event).await;
+    let confirmed = boot_time();
+    server.get("/v1/events", &reader).await.expect(200);
+
+    proxy.be_silent(true);
+    post().await.problem(403, "missing-scope");
+    let refused = eventually(PATIENCE, || async {
+        let reply = post().await;
+        (reply.status != 403).then_some(reply)
+    })
+    .await;
+    let took = boot_time().since(confirmed);
+    assert!(took >= believed, "{took:?}");
+    assert!(took < believed + LONGEST, "{took:?}");
+    refused.problem(503, "unavailable");
+    post().await.problem(503, "unavailable");
+
+    proxy.be_silent(false);
+    eventually(PATIENCE, || async {
+        (post().await.status == 403).then_some(())
+    })
+    .await;
 }
