@@ -11,6 +11,8 @@ use shared::runtime::settings::{ConfigErrors, Settings};
 use shared::sealing::MasterKeys;
 use shared::store::Database;
 
+use crate::auth::BELIEVED;
+
 /// The settings that `postrider-api` takes as flags, besides the common ones.
 pub const SETTINGS: &[&str] = shared::runtime::settings::table::API;
 
@@ -45,6 +47,8 @@ pub struct Config {
     pub(crate) longest_timeout: Duration,
     /// How long a request may wait for its event to be durable.
     pub(crate) deadline: Duration,
+    /// How long a key counts that the database could not be asked about.
+    pub(crate) believed: Duration,
     /// Writers, each with a connection of its own.
     pub(crate) writers: usize,
     /// Requests that may wait to be written; `None`: the built-in limit.
@@ -88,6 +92,7 @@ impl Config {
             events_retention: settings.duration("POSTRIDER_RETENTION_EVENTS"),
             longest_timeout: budgets::longest_request(settings),
             deadline: DEADLINE,
+            believed: BELIEVED,
             writers: WRITERS,
             most_waiting: None,
             limits: limits(settings),
@@ -113,6 +118,7 @@ impl Config {
             events_retention: Duration::from_secs(30 * 86_400),
             longest_timeout: Duration::from_secs(20),
             deadline: DEADLINE,
+            believed: BELIEVED,
             writers: WRITERS,
             most_waiting: None,
             limits: Limits::default(),
@@ -130,6 +136,13 @@ impl Config {
     #[must_use]
     pub fn with_most_waiting(mut self, most: usize) -> Self {
         self.most_waiting = Some(most);
+        self
+    }
+
+    /// The same, with keys that count for so long while the database cannot be asked.
+    #[must_use]
+    pub fn with_believed(mut self, believed: Duration) -> Self {
+        self.believed = believed;
         self
     }
 

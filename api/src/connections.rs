@@ -1,5 +1,7 @@
 //! Connections for everything but ingest: whoever asks while the database is away waits for it, within a
 //! deadline, instead of failing at once. A restart of a few seconds is then no error for anyone.
+//! A database that takes connections and says nothing is away as well: what a path without a timer of its own
+//! (`crate::patience`) asks goes through [`Connections::bounded`].
 //!
 //! Bounded: at most [`MOST_WAITING`] requests wait (their bodies are at most 256 KiB each); further ones
 //! are answered 503 at once.
@@ -67,6 +69,17 @@ impl Connections {
                 return Err(error);
             }
             tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// All that is asked of the database in one go, the wait for a connection included, within the same deadline.
+    pub(crate) async fn bounded<T, E: From<StoreError>>(
+        &self,
+        asked: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        match tokio::time::timeout(self.patience, asked).await {
+            Ok(answer) => answer,
+            Err(_elapsed) => Err(StoreError::Timeout(self.patience).into()),
         }
     }
 

@@ -11,6 +11,7 @@
 //! - Only what succeeded is kept: after an error the same key runs again. What a limit refuses claims no key.
 //! - A claim outlives its request: whoever finds it expired finds nobody running. A process that dies between the
 //!   work and the keeping of its reply leaves a key under which the request runs again.
+//! - Nothing hangs: what is asked of the database for a claim is bounded, as what runs under it is.
 //! - A client that goes away does not stop what runs: the reply is kept for when it asks again.
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use actix_web::web::{self, Bytes};
 use actix_web::{HttpRequest, HttpResponse, ResponseError as _};
 use serde::{Deserialize, Serialize};
 use shared::domain::idempotency::{IdempotencyKey, KeySpace, wrong_key};
+use shared::runtime::clock::{BootTime, boot_time};
 use shared::store::replies::{self, Claimed, KeyHolder};
 use uuid::Uuid;
 
@@ -39,12 +41,13 @@ const KEPT: [header::HeaderName; 3] = [header::CONTENT_TYPE, header::ETAG, heade
 /// The largest reply that is kept.
 const MOST_KEPT: usize = 1 << 20;
 
-/// How long a request may run under a claim: it waits for the database, and a test for its receiver as well.
+/// How long a request may run under a claim, from when that is asked for: it waits for the database, and a test for
+/// its receiver as well.
 fn longest_run(config: &Config) -> Duration {
     config.deadline + config.longest_timeout + TEST_SLACK + patience::MARGIN
 }
 
-/// How long a claim holds: as long as the request may run, and the wait for a connection to keep its reply.
+/// How long a claim holds: as long as the request may run, and what keeping its reply may take.
 fn claim_life(config: &Config) -> Duration {
     longest_run(config) + config.deadline + patience::MARGIN
 }
@@ -103,7 +106,8 @@ pub(crate) async fn once(
         Ok(Begun::Answered(reply)) => Ok(request.into_response(reply)),
         Ok(Begun::Ours(once)) => {
             let asked = request.request().clone();
-            let longest = longest_run(&once.app.config);
+            let elapsed = boot_time().since(once.asked);
+            let longest = longest_run(&once.app.config).saturating_sub(elapsed);
             let running = tokio::time::timeout(longest, next.call(request));
             #[expect(
                 clippy::disallowed_methods,
@@ -141,6 +145,8 @@ struct Once {
     holder: KeyHolder,
     key: IdempotencyKey,
     claim: Uuid,
+    /// When the claim was asked for.
+    asked: BootTime,
 }
 
 async fn begin(request: &mut ServiceRequest) -> Result<Begun, ApiError> {
@@ -165,15 +171,19 @@ async fn begin(request: &mut ServiceRequest) -> Result<Begun, ApiError> {
     let key = IdempotencyKey::of_request(&text, &target, &body);
     request.set_payload(body.into());
 
-    let client = app.client().await?;
-    let claimed = replies::claim(&**client, holder, &key, claim_life(&app.config)).await?;
-    drop(client);
-    match claimed {
+    let asked = boot_time();
+    let claim = async {
+        let client = app.client().await?;
+        let life = claim_life(&app.config);
+        Ok::<_, ApiError>(replies::claim(&**client, holder, &key, life).await?)
+    };
+    match app.connections.bounded(claim).await? {
         Claimed::Ours(claim) => Ok(Begun::Ours(Once {
             app,
             holder,
             key,
             claim,
+            asked,
         })),
         Claimed::Answered(sealed) => {
             let reply = app.config.master_keys.open(&sealed, &context(holder, &key));
@@ -227,18 +237,18 @@ impl Once {
             let client = self.app.client().await?;
             let reply = (&sealed[..], of_event);
             replies::keep(&**client, self.holder, &self.key, self.claim, reply).await?;
-            Ok(())
+            Ok::<_, ApiError>(())
         };
-        keep.await.err()
+        self.app.connections.bounded(keep).await.err()
     }
 
     async fn give_up(&self) -> Option<ApiError> {
         let give_up = async {
             let client = self.app.client().await?;
             replies::give_up(&**client, self.holder, &self.key, self.claim).await?;
-            Ok(())
+            Ok::<_, ApiError>(())
         };
-        give_up.await.err()
+        self.app.connections.bounded(give_up).await.err()
     }
 }
 

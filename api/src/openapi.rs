@@ -186,13 +186,13 @@ fn idempotency_key() -> Parameter {
 
 fn tenant_header() -> Parameter {
     let text = Object::builder().schema_type(Type::String).pattern(Some(
-        "^(\\*|tnt_[0-7][0-9a-hjkmnp-tv-z]{25}|ext:[!-~]([ -~]{0,126}[!-~])?)$",
+        "^(\\*|tnt_[0-7][0-9a-hjkmnp-tv-z]{25}|ext:[^ \\x00-\\x1f\\x7f]([^\\x00-\\x1f\\x7f]{0,126}[^ \\x00-\\x1f\\x7f])?)$",
     ));
     ParameterBuilder::new()
         .name("Postrider-Tenant")
         .parameter_in(ParameterIn::Header)
         .description(Some(
-            "With an organization's key: the tenant, by its id or by `ext:` and the organization's own name for it; `*` for all of them, in lists of \
+            "With an organization's key: the tenant, by its id or by `ext:` and the organization's own name for it (UTF-8); `*` for all of them, in lists of \
              endpoints, events and deliveries, whose rows then have a `tenant_id`",
         ))
         .schema(Some(text))

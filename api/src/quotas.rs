@@ -84,7 +84,7 @@ impl Quotas {
         let place = (tenant, now.date());
         let known = self.lock().contains_key(&place);
         if !known {
-            self.read(place).await?;
+            self.connections.bounded(self.read(place)).await?;
         }
         let mut counts = self.lock();
         let count = counts.entry(place).or_default();

@@ -14,13 +14,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use deadpool_postgres::Pool;
 use jsonschema::{Draft, PatternOptions, Validator};
 use serde_json::Value;
 use shared::ids::TenantKey;
 use shared::policy::event_schema::{Cost, cost};
-use shared::store::{StoreError, event_types};
+use shared::store::event_types;
 
+use crate::connections::Connections;
 use crate::ingest::{NewEvent, Unchecked};
 use crate::problem::{ApiError, FieldError, Kind};
 
@@ -119,14 +119,14 @@ struct Entries {
 
 /// The compiled schemas of a process.
 pub(crate) struct Schemas {
-    pool: Pool,
+    connections: Connections,
     entries: RwLock<Entries>,
 }
 
 impl Schemas {
-    pub(crate) fn new(pool: Pool) -> Self {
+    pub(crate) fn new(connections: Connections) -> Self {
         Self {
-            pool,
+            connections,
             entries: RwLock::default(),
         }
     }
@@ -187,9 +187,11 @@ impl Schemas {
                 return Ok((0, Some((version, Arc::clone(&entry.compiled)))));
             }
         }
-        let client = self.pool.get().await.map_err(StoreError::from)?;
-        let found = event_types::schema(&**client, event.tenant, &event.event_type).await?;
-        drop(client);
+        let read = async {
+            let client = self.connections.get().await?;
+            event_types::schema(&**client, event.tenant, &event.event_type).await
+        };
+        let found = self.connections.bounded(read).await?;
         let Some((version, text)) = found.schema else {
             self.put(key, None);
             return Ok((found.config_version, None));

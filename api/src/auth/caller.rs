@@ -1,7 +1,8 @@
 //! On whose behalf a request is made.
 
-use shared::domain::limits::Limits;
+use shared::domain::limits::{KeyRate, Limits};
 use shared::ids::TenantKey;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::Scope;
@@ -27,6 +28,12 @@ pub(crate) struct OrganizationCaller {
     pub(super) scopes: u8,
     /// What the organization and its tenants may.
     pub(crate) limits: Limits,
+    /// When its key ends.
+    pub(crate) expires_at: Option<OffsetDateTime>,
+    /// How fast its key may be used, wherever that is set.
+    pub(crate) rate: Option<KeyRate>,
+    /// ... if it is set for the key alone.
+    pub(crate) own_rate: Option<KeyRate>,
 }
 
 impl OrganizationCaller {

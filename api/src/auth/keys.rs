@@ -1,7 +1,7 @@
 //! The keys that are known, and since when.
 //!
 //! A known key is believed for [`FRESH`], asked about again in the background before that ends, and,
-//! when the database is away, believed for [`BELIEVED`] in all: an outage of a minute locks nobody
+//! when the database is away, believed for a minute in all ([`BELIEVED`]): an outage of a minute locks nobody
 //! out.
 //!
 //! # Invariants
@@ -18,12 +18,13 @@ use std::time::Duration;
 
 use actix_web::HttpRequest;
 use arc_swap::ArcSwap;
-use shared::domain::limits::Limits;
+use shared::domain::limits::{KeyRate, Limits};
 use shared::runtime::clock::{BootTime, boot_time};
 use shared::runtime::spawn_driver;
 use shared::store::StoreError;
 use shared::store::keys::{self, FoundKey, KeyHash, KeyOwner};
 use shared::store::pool::within;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::failures::Failures;
@@ -37,7 +38,7 @@ const FRESH: Duration = Duration::from_millis(1_500);
 /// From this age on, the next use asks again in the background.
 const AGEING: Duration = Duration::from_millis(750);
 /// How long a key is believed while the database cannot be asked.
-pub(super) const BELIEVED: Duration = Duration::from_secs(60);
+pub(crate) const BELIEVED: Duration = Duration::from_secs(60);
 /// After a failure to ask, the pause before the next attempt: an outage is not a storm of lookups.
 const ASK_PAUSE: Duration = Duration::from_millis(500);
 /// How long one look-up may take.
@@ -64,6 +65,9 @@ pub(super) struct Known {
     /// What the tenant or the organization may, as far as that is set.
     pub(super) limits: Limits,
     pub(super) rate: Option<Arc<Rate>>,
+    /// The rate that is set for this key alone.
+    pub(super) own_rate: Option<KeyRate>,
+    pub(super) expires_at: Option<OffsetDateTime>,
     /// When the question was sent whose answer this is.
     confirmed: BootTime,
 }
@@ -87,6 +91,8 @@ impl Known {
             scopes,
             limits: found.limits.or(default),
             rate,
+            own_rate: found.own_rate,
+            expires_at: found.expires_at,
             confirmed,
         }
     }
@@ -124,6 +130,8 @@ struct Entry {
 pub(super) struct Keys {
     connections: Connections,
     default: Limits,
+    /// [`BELIEVED`], but for tests.
+    pub(super) believed: Duration,
     entries: RwLock<HashMap<KeyHash, Arc<Entry>>>,
     refused: Mutex<HashMap<KeyHash, BootTime>>,
     failures: Failures,
@@ -132,10 +140,11 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    pub(super) fn new(connections: Connections, default: Limits) -> Arc<Self> {
+    pub(super) fn new(connections: Connections, default: Limits, believed: Duration) -> Arc<Self> {
         Arc::new(Self {
             connections,
             default,
+            believed,
             entries: RwLock::default(),
             refused: Mutex::default(),
             failures: Failures::default(),
@@ -266,7 +275,7 @@ impl Keys {
         if age <= AGEING {
             return Ok(known);
         }
-        let believed = age <= BELIEVED;
+        let believed = age <= self.believed;
         if failed.is_some_and(|at| boot_time().since(at) <= ASK_PAUSE) {
             // Those who waited for the one that asked do not ask again, one after the other.
             return if believed {

@@ -16,6 +16,7 @@ mod scope;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 use actix_web::http::header;
 use actix_web::{HttpMessage as _, HttpRequest};
@@ -29,7 +30,8 @@ use subtle::ConstantTimeEq;
 use time::OffsetDateTime;
 
 pub(crate) use self::caller::{Caller, KeyRef, OrganizationCaller, Readers};
-use self::keys::{BELIEVED, Keys, Known, MOST_ENTRIES};
+pub(crate) use self::keys::BELIEVED;
+use self::keys::{Keys, Known, MOST_ENTRIES};
 pub(crate) use self::rate::Remaining;
 pub(crate) use self::scope::Scope;
 use crate::connections::Connections;
@@ -80,9 +82,10 @@ impl Auth {
         connections: Connections,
         admin_token: Option<String>,
         default: Limits,
+        believed: Duration,
     ) -> Arc<Self> {
         Arc::new(Self {
-            keys: Keys::new(connections.clone(), default),
+            keys: Keys::new(connections.clone(), default, believed),
             connections,
             admin_token,
             tenants: RwLock::default(),
@@ -178,7 +181,8 @@ impl Auth {
                     let detail = format!("`{TENANT_HEADER}: *` is for lists; name one tenant here");
                     return Err(ApiError::new(Kind::InvalidParameter, detail));
                 }
-                let selected = self.select(organization, selector, known).await?;
+                let selected = self.select(organization, selector, known);
+                let selected = self.connections.bounded(selected).await?;
                 (selected.tenant, selected.own.or(known.limits))
             }
         };
@@ -206,6 +210,9 @@ impl Auth {
                     key: known.key,
                     scopes: known.scopes,
                     limits: known.limits,
+                    expires_at: known.expires_at,
+                    rate: known.rate.as_ref().map(|rate| rate.limit),
+                    own_rate: known.own_rate,
                 })
             }
             KeyOwner::Tenant(..) => Err(ApiError::new(
@@ -249,7 +256,7 @@ impl Auth {
         let (until, changed) = match changed.await {
             Ok(changed) => changed,
             Err(error) => {
-                if asked.since(looked.at) > BELIEVED {
+                if asked.since(looked.at) > self.keys.believed {
                     self.write_tenants().clear();
                 }
                 return Err(error);
@@ -298,8 +305,9 @@ impl Auth {
         let missing = || ApiError::not_found("tenant");
         let tenant = match selector.strip_prefix("ext:") {
             Some(name) => {
-                if name.is_empty() || name.chars().count() > MOST_EXTERNAL_ID {
-                    let detail = format!("after `ext:` come 1 to {MOST_EXTERNAL_ID} characters");
+                if let Some(wrong) = wrong_external_id(name) {
+                    let detail =
+                        format!("after `ext:` comes your name for a tenant, which {wrong}");
                     return Err(ApiError::new(Kind::InvalidParameter, detail));
                 }
                 let client = self.connections.get().await?;
@@ -401,11 +409,23 @@ fn tenant_header(request: &HttpRequest) -> Result<Option<&str>, ApiError> {
     let Some(value) = request.headers().get(TENANT_HEADER) else {
         return Ok(None);
     };
-    let text = value.to_str().map_err(|_not_ascii| {
-        let detail = format!("{TENANT_HEADER} must be visible ASCII");
+    let text = std::str::from_utf8(value.as_bytes()).map_err(|_not_utf8| {
+        let detail = format!("{TENANT_HEADER} must be UTF-8");
         ApiError::new(Kind::InvalidParameter, detail)
     })?;
     Ok(Some(text.trim()))
+}
+
+/// What is wrong with an organization's own name for a tenant, if anything. Whatever is right can stand in a header.
+pub(crate) fn wrong_external_id(name: &str) -> Option<String> {
+    let is_right = (1..=MOST_EXTERNAL_ID).contains(&name.chars().count())
+        && !name.chars().any(char::is_control)
+        && name.trim() == name;
+    (!is_right).then(|| {
+        format!(
+            "must have 1 to {MOST_EXTERNAL_ID} characters, no control characters, and no space at either end"
+        )
+    })
 }
 
 fn unauthorized(detail: &'static str) -> ApiError {

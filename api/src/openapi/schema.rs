@@ -105,7 +105,8 @@ schemas! {
     /// A name that says something.
     Name = text(1, MOST_NAME, r"^[^\u0000-\u001f\u007f-\u009f]*[^\s\u0000-\u001f\u007f-\u009f][^\u0000-\u001f\u007f-\u009f]*$");
     OptionalName = text(0, MOST_NAME, NO_CONTROL);
-    ExternalId = text(0, MOST_EXTERNAL_ID, NO_CONTROL);
+    /// No space at either end.
+    ExternalId = text(0, MOST_EXTERNAL_ID, r"^([^\s\u0000-\u001f\u007f-\u009f]([^\u0000-\u001f\u007f-\u009f]*[^\s\u0000-\u001f\u007f-\u009f])?)?$");
     /// Your own name for an event.
     EventExternalId = text(1, idempotency::MOST_EXTERNAL_ID, NO_CONTROL);
     /// For `If-Match`.

@@ -13,7 +13,7 @@ use shared::store::tenants as store;
 use super::admin_document::{NewOrganization, NewOwnTenant, NewTenant, Organization, Tenant};
 use super::{App, json as reply, path_id};
 use crate::audit::{self, Change};
-use crate::auth::{MOST_EXTERNAL_ID, Scope, make_room};
+use crate::auth::{Scope, make_room, wrong_external_id};
 use crate::json::{self, Fields};
 use crate::openapi::example;
 use crate::openapi::refused::{self, Refused};
@@ -226,9 +226,10 @@ pub(super) async fn body(request: &HttpRequest, payload: Payload) -> Result<Fiel
 }
 
 fn names(fields: &mut Fields) -> (String, Option<String>) {
-    let external_id = fields
-        .short_text("external_id", MOST_EXTERNAL_ID)
-        .filter(|text| !text.is_empty());
+    let external_id = fields.text("external_id").filter(|text| !text.is_empty());
+    if let Some(detail) = external_id.as_deref().and_then(wrong_external_id) {
+        fields.wrong("external_id", detail);
+    }
     let name = fields.required_text("name", MOST_NAME);
     (name, external_id)
 }

@@ -25,7 +25,9 @@ mod shown;
 mod signature;
 
 pub(super) use self::opened::{Opened, open};
-pub(super) use self::shown::{CreatedEndpoint, Document, EndpointPatch, NewEndpoint};
+pub(super) use self::shown::{
+    CreatedEndpoint, Document, EndpointPatch, NewEndpoint, has_read_only,
+};
 use super::event_body::wrong_channels;
 use crate::json::Fields;
 use crate::problem::ApiError;

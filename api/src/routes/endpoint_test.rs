@@ -1,5 +1,8 @@
 //! `POST /v1/endpoints/{id}/test`: sends an event of the type `postrider.test` to one endpoint and waits for
 //! what its receiver answers.
+//!
+//! # Invariants
+//! - P1: a payload that is given is sent byte for byte, as an event's is.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -7,7 +10,8 @@ use std::time::Duration;
 use actix_web::http::StatusCode;
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use shared::domain::delivery::Status;
 use shared::domain::endpoint::EndpointState;
@@ -23,11 +27,13 @@ use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 
 use super::delivery_document::Attempt;
+use super::event_body::too_deep;
 use super::{App, endpoints, json as reply};
 use crate::idempotency::OfEvent;
 use crate::json::{self, Fields};
 use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
+use crate::patience;
 use crate::problem::{ApiError, Kind};
 
 /// The most tests that a process waits for at once.
@@ -55,6 +61,14 @@ struct TestRequest {
     /// What is sent. For a postback without one, every field of its templates is `test`.
     #[schema(required = false)]
     payload: Value,
+}
+
+/// The same, as it is read.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Given<'a> {
+    #[serde(borrow, default)]
+    payload: Option<&'a RawValue>,
 }
 
 /// What came of a test: the attempt, and what it belongs to.
@@ -108,22 +122,12 @@ pub(super) async fn send(
     let _place = WAITING.try_acquire().map_err(|_all_taken| {
         ApiError::new(Kind::Overloaded, "too many tests are under way at once")
     })?;
-    let mut client = app.client().await?;
-    let found = endpoint_store::find(&**client, caller.tenant, id.0).await?;
-    let endpoint = found.ok_or_else(endpoints::missing)?;
-    if endpoint.draft.state != EndpointState::Enabled {
-        let detail = "the endpoint is disabled, and nothing is sent to it; enable it first";
-        return Err(ApiError::new(Kind::Conflict, detail));
-    }
-    let body = match given {
-        Some(body) => body,
-        None => sample(&endpoint).to_string().into_bytes(),
-    };
-    let sent = store::publish(&mut client, caller.tenant, &endpoint, &body).await?;
-    drop(client);
-    let longest = endpoint.draft.settings.timeout() + SLACK;
+    let published = publish(&app, caller.tenant, id, given);
+    let (sent, longest) = app.connections.bounded(published).await?;
     let (event_id, delivery_id) = (EventId(sent.event), DeliveryId(sent.delivery));
-    match attempt(&app, caller.tenant, sent, longest).await? {
+    let attempt = attempt(&app, caller.tenant, sent, longest);
+    let attempt = tokio::time::timeout(longest + patience::MARGIN, attempt).await;
+    match attempt.map_err(|_elapsed| patience::too_late())?? {
         Some(attempt) => {
             let mut attempt = Attempt::new(attempt);
             if !caller.reads {
@@ -150,6 +154,28 @@ pub(super) async fn send(
     }
 }
 
+/// Makes the event; how long its attempt may take.
+async fn publish(
+    app: &App,
+    tenant: TenantKey,
+    id: EndpointId,
+    given: Option<Vec<u8>>,
+) -> Result<(TestSend, Duration), ApiError> {
+    let mut client = app.client().await?;
+    let found = endpoint_store::find(&**client, tenant, id.0).await?;
+    let endpoint = found.ok_or_else(endpoints::missing)?;
+    if endpoint.draft.state != EndpointState::Enabled {
+        let detail = "the endpoint is disabled, and nothing is sent to it; enable it first";
+        return Err(ApiError::new(Kind::Conflict, detail));
+    }
+    let body = match given {
+        Some(body) => body,
+        None => sample(&endpoint).to_string().into_bytes(),
+    };
+    let sent = store::publish(&mut client, tenant, &endpoint, &body).await?;
+    Ok((sent, endpoint.draft.settings.timeout() + SLACK))
+}
+
 /// The payload that the caller gives, if any.
 async fn read(
     app: &App,
@@ -163,10 +189,28 @@ async fn read(
     if body.is_empty() {
         return Ok(None);
     }
-    let mut fields = Fields::parse(&body)?;
-    let given = fields.take("payload");
-    fields.finish()?;
-    Ok(given.map(|value| value.to_string().into_bytes()))
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        // serde would take a list for the field.
+        Fields::parse(&body)?;
+    }
+    let given: Given<'_> = serde_json::from_slice(&body).map_err(|error| explain(&body, &error))?;
+    let payload = given.payload.map(|raw| raw.get().as_bytes());
+    if let Some(detail) = payload.and_then(too_deep) {
+        return Err(ApiError::field(Kind::InvalidFields, "/payload", detail));
+    }
+    Ok(payload.map(<[u8]>::to_vec))
+}
+
+/// Why a body says nothing about a test.
+fn explain(body: &[u8], error: &serde_json::Error) -> ApiError {
+    if !error.is_data() {
+        return json::malformed(error);
+    }
+    let named = Fields::parse(body).and_then(|mut fields| {
+        fields.take("payload");
+        fields.finish()
+    });
+    named.err().unwrap_or_else(|| json::malformed(error))
 }
 
 /// The first attempt, as soon as it is recorded.

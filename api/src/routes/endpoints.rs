@@ -260,7 +260,7 @@ pub(super) async fn change(
     let id: EndpointId = path_id(&request, "id")?;
     let condition = Condition::of(&request)?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
-    let patch = patch(&body)?;
+    let patch = without_what_is_shown(&app, caller, id, patch(&body)?).await?;
     let names: Vec<String> = patch.keys().cloned().collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let change = ("endpoint.updated", names.as_slice());
@@ -412,6 +412,24 @@ async fn update(
     transaction.commit().await?;
     notify::commands(&**client).await;
     read_and_shown(app, &**client, &endpoint, caller).await
+}
+
+/// A patch without what only the server writes, where that is as the caller is shown it: so a document can be changed
+/// and sent back as a whole.
+async fn without_what_is_shown(
+    app: &App,
+    caller: Caller,
+    id: EndpointId,
+    mut patch: Map<String, Value>,
+) -> Result<Map<String, Value>, ApiError> {
+    if !document::has_read_only(&patch) {
+        return Ok(patch);
+    }
+    let client = app.client().await?;
+    let found = store::find(&**client, caller.tenant, id.0).await?;
+    let shown = read_and_shown(app, &**client, &found.ok_or_else(missing)?, caller).await?;
+    shown.take_read_only(&mut patch);
+    Ok(patch)
 }
 
 fn patch(body: &[u8]) -> Result<Map<String, Value>, ApiError> {

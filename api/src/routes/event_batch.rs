@@ -77,8 +77,11 @@ pub(super) async fn publish(
     let count = u32::try_from(items.len()).unwrap_or(u32::MAX);
     app.auth.charge(&request, count).await?;
     if let Some(key) = &key {
-        let client = app.client().await?;
-        if !replies::claim_batch(&**client, caller.tenant, key).await? {
+        let claim = async {
+            let client = app.client().await?;
+            Ok::<_, ApiError>(replies::claim_batch(&**client, caller.tenant, key).await?)
+        };
+        if !app.connections.bounded(claim).await? {
             return Err(idempotency::mismatch(KeySpace::Header));
         }
     }

@@ -198,7 +198,8 @@ pub(crate) fn wrong_channels(channels: &[String]) -> Option<String> {
         .then(|| format!("each must have 1 to {MOST_NAME} bytes and no control characters"))
 }
 
-fn too_deep(payload: &[u8]) -> Option<String> {
+/// What is wrong with a payload's nesting, if anything.
+pub(super) fn too_deep(payload: &[u8]) -> Option<String> {
     let depth = depth(payload);
     (depth > MOST_DEPTH).then(|| format!("is nested {depth} deep; at most {MOST_DEPTH} is allowed"))
 }

@@ -3,7 +3,7 @@
 //!
 //! # Invariants
 //! - S2: the text of a key is in the reply that creates it and nowhere else.
-//! - A key that is made by a key may do no more than that one.
+//! - A key that is made by a key may do no more than that one: no other scopes, not for longer, not faster.
 
 use actix_web::http::StatusCode;
 use actix_web::web::Payload;
@@ -13,6 +13,7 @@ use shared::domain::limits::KeyRate;
 use shared::ids::{KeyId, OrganizationId, TenantId};
 use shared::store::keys::{self, OwnerKey};
 use shared::store::tenants as store;
+use time::OffsetDateTime;
 
 use super::admin::{MOST_NAME, body, own_tenant};
 use super::admin_document::{CreatedKey, Key, KeyPatch, NewKey, OwnerKind};
@@ -52,8 +53,8 @@ pub(super) async fn create(
     let owner = key_owner.owner;
     let mut fields = body(&request, payload).await?;
     let name = fields.short_text("name", MOST_NAME).unwrap_or_default();
-    let expires_at = fields.instant("expires_at");
-    let rate = key_rate(&mut fields);
+    let expires_at = key_owner.end(&mut fields);
+    let rate = key_owner.rate(&mut fields);
     let scopes = fields.texts("scopes", Scope::ALL.len());
     let legal = key_owner.scopes();
     let scopes = scopes.unwrap_or_else(|| legal.clone());
@@ -159,8 +160,8 @@ pub(super) async fn change(
     let names = fields.names();
     let given = |name: &str| names.iter().any(|given| given == name);
     let name = fields.short_text("name", MOST_NAME);
-    let expires_at = fields.instant("expires_at");
-    let rate = key_rate(&mut fields);
+    let expires_at = manager.end(&mut fields);
+    let rate = manager.rate(&mut fields);
     fields.finish()?;
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
@@ -230,6 +231,33 @@ impl KeyManager {
         };
         let scopes = Scope::ALL.into_iter().filter(may);
         scopes.map(|scope| scope.name().to_owned()).collect()
+    }
+
+    /// `expires_at`: no later than the end of the key that asks, which is also where none is given.
+    fn end(&self, fields: &mut Fields) -> Option<OffsetDateTime> {
+        let given = fields.instant("expires_at");
+        let last = self.organization.and_then(|key| key.expires_at);
+        if given.zip(last).is_some_and(|(given, last)| given > last) {
+            let detail = "must not be later than the end of the key that this request is made with";
+            fields.wrong("expires_at", detail);
+        }
+        given.or(last)
+    }
+
+    /// `rate_limit`: no faster than the key that asks may be used; where none is given, what is set for that key alone.
+    fn rate(&self, fields: &mut Fields) -> Option<KeyRate> {
+        let given = key_rate(fields);
+        let most = self.organization.and_then(|key| key.rate);
+        if let (Some(given), Some(most)) = (given, most)
+            && !given.is_within(most)
+        {
+            let KeyRate { per_second, burst } = most;
+            let detail = format!(
+                "must be within the limit of the key that this request is made with: {per_second} per second, burst {burst}"
+            );
+            fields.wrong("rate_limit", detail);
+        }
+        given.or_else(|| self.organization.and_then(|key| key.own_rate))
     }
 }
 

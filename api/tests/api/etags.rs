@@ -83,6 +83,44 @@ async fn of_two_changes_of_one_version_one_is_made() {
 }
 
 #[tokio::test]
+async fn a_document_is_changed_and_sent_back_as_a_whole() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let fields = json!({
+        "url": "https://b\u{fc}cher.example/", "headers": {"x-a": "1"}, "signing": ["v1", "v1a"],
+        "rate_limit": {"per_second": 5}, "metadata": {"a": {"b": [null]}}, "redact": ["a"],
+    });
+    let made = tenant.post("/v1/endpoints", &fields).await.expect(201);
+    let path = format!("/v1/endpoints/{}", text(&made["id"]));
+    let shown = tenant.get(&path).await;
+    let tag = shown.header("etag").to_owned();
+    let mut document = shown.expect(200);
+
+    let back = server.patch(&path, &tenant.key, &document).await;
+    assert_eq!(back.header("etag"), tag, "nothing was changed");
+    assert_eq!(back.expect(200), document);
+
+    document["description"] = json!("changed");
+    let changed = server.patch(&path, &tenant.key, &document).await;
+    assert_ne!(changed.header("etag"), tag);
+    assert_eq!(changed.expect(200)["description"], "changed");
+    // It is old now, and says so; and what only the server writes cannot be changed.
+    for (field, value) in [
+        ("updated_at", document["updated_at"].clone()),
+        ("id", json!("ep_01kb9h2v3cfzqt9m6w8x5y7r2n")),
+        ("secrets", json!([])),
+        ("created_at", json!(null)),
+        ("disabled_reason", json!("because")),
+    ] {
+        let mut patch = json!({});
+        patch[field] = value;
+        let problem = server.patch(&path, &tenant.key, &patch).await;
+        let problem = problem.problem(422, "invalid-fields");
+        assert_eq!(problem["errors"][0]["pointer"], format!("/{field}"));
+    }
+}
+
+#[tokio::test]
 async fn what_is_known_is_not_sent_again() {
     let (_database, server) = world().await;
     let tenant = server.tenant("acme").await;

@@ -84,6 +84,76 @@ async fn an_organization_manages_its_tenants_keys_and_gives_no_more_than_it_has(
 }
 
 #[tokio::test]
+async fn a_key_lives_no_longer_and_is_no_faster_than_the_key_that_makes_it() {
+    let (_database, server) = world().await;
+    let (id, all) = organization(&server, json!(["tenants:write", "keys:write", "read"])).await;
+    let own = tenant(&server, &all, "own").await;
+    let keys = format!("/v1/tenants/{own}/keys");
+    let path = format!("/v1/admin/organizations/{id}/keys");
+    let (end, later) = ("2999-01-01T00:00:00Z", "2999-01-01T00:00:01Z");
+    let rate = json!({"per_second": 500, "burst": 1000});
+    let maker = json!({"scopes": ["keys:write", "read"], "expires_at": end, "rate_limit": rate});
+    let maker = server.post(&path, ADMIN, &maker).await.expect(201);
+    let maker = text(&maker["key"]);
+
+    let made = server.post(&keys, &maker, &json!({})).await.expect(201);
+    assert_eq!(
+        (&made["expires_at"], &made["rate_limit"]),
+        (&json!(end), &rate)
+    );
+    let own_path = format!("{keys}/{}", text(&made["id"]));
+    for (patch, pointer) in [
+        (json!({"expires_at": later}), "/expires_at"),
+        (
+            json!({"rate_limit": {"per_second": 501, "burst": 1}}),
+            "/rate_limit",
+        ),
+        (
+            json!({"rate_limit": {"per_second": 1, "burst": 1001}}),
+            "/rate_limit",
+        ),
+    ] {
+        for reply in [
+            server.post(&keys, &maker, &patch).await,
+            server.patch(&own_path, &maker, &patch).await,
+        ] {
+            let problem = reply.problem(422, "invalid-fields");
+            assert_eq!(problem["errors"][0]["pointer"], pointer);
+        }
+    }
+    let freed = json!({"expires_at": null, "rate_limit": null});
+    let freed = server.patch(&own_path, &maker, &freed).await.expect(200);
+    assert_eq!(
+        (&freed["expires_at"], &freed["rate_limit"]),
+        (&json!(end), &rate)
+    );
+    let less =
+        json!({"expires_at": "2998-01-01T00:00:00Z", "rate_limit": {"per_second": 1, "burst": 1}});
+    let less = server.patch(&own_path, &maker, &less).await.expect(200);
+    assert_eq!(less["rate_limit"]["per_second"], 1);
+
+    // Whose key has neither end nor limit may give both, and the operator may give anything.
+    let free = json!({"expires_at": later, "rate_limit": {"per_second": 9999, "burst": 9999}});
+    server.post(&keys, &all, &free).await.expect(201);
+    let of_admin = format!("/v1/admin/tenants/{own}/keys");
+    server.post(&of_admin, ADMIN, &free).await.expect(201);
+
+    // What the operator set for the organization is the limit of its keys.
+    let limits = format!("/v1/admin/organizations/{id}/limits");
+    let set = json!({"rate_limit": {"per_second": 400, "burst": 400}}).to_string();
+    let set = server
+        .send(Method::PUT, &limits, Some(ADMIN), set, &[])
+        .await;
+    set.expect(200);
+    eventually(PATIENCE, || async {
+        (server.post(&keys, &all, &free).await.status == 422).then_some(())
+    })
+    .await;
+    let made = server.post(&keys, &all, &json!({})).await.expect(201);
+    assert_eq!(made["rate_limit"], Value::Null, "what is set for all");
+}
+
+#[tokio::test]
 async fn keys_of_tenants_need_a_scope_of_their_own() {
     let (_database, server) = world().await;
     let (_, key) = organization(&server, json!(["tenants:write", "read"])).await;

@@ -42,6 +42,7 @@ mod removals;
 mod removed;
 mod replays;
 mod signatures;
+mod silent;
 mod ssrf;
 mod stats;
 mod waiting;

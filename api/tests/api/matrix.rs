@@ -27,11 +27,11 @@ const ALL_SCOPES: [&str; 7] = [
 const UNKNOWN_KEY: &str = "prk_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
 /// An operation of the document.
-struct Operation {
-    method: Method,
-    path: String,
+pub(crate) struct Operation {
+    pub(crate) method: Method,
+    pub(crate) path: String,
     /// The scheme of its security, if any, and the scopes that it needs.
-    security: Option<(String, Vec<String>)>,
+    pub(crate) security: Option<(String, Vec<String>)>,
     body: String,
     /// Its parameters in the query that must be there.
     required_query: Vec<String>,
@@ -39,19 +39,19 @@ struct Operation {
 }
 
 /// What the requests are made with.
-struct World {
-    server: Server,
+pub(crate) struct World {
+    pub(crate) server: Server,
     database: TestDatabase,
     /// By the beginning of the path and the name of the parameter.
     ids: Vec<(&'static str, &'static str, String)>,
     tenant: String,
     other_tenant_key: String,
-    organization: String,
+    pub(crate) organization: String,
     other_organization_key: String,
 }
 
 impl Operation {
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("{} {}", self.method, self.path)
     }
 
@@ -88,7 +88,7 @@ impl Operation {
 }
 
 /// The operations of the served document.
-async fn operations(server: &Server) -> Vec<Operation> {
+pub(crate) async fn operations(server: &Server) -> Vec<Operation> {
     let document = server
         .open(&format!("{}/openapi.json", server.base))
         .await
@@ -152,6 +152,10 @@ fn problems(document: &Value, operation: &Value) -> BTreeMap<String, Vec<String>
 impl World {
     async fn new() -> Self {
         let (database, server) = world().await;
+        Self::of(database, server).await
+    }
+
+    pub(crate) async fn of(database: TestDatabase, server: Server) -> Self {
         server.ready().await;
         let (organization, key) = organization(&server, "SaaS").await;
         let (_, other_organization_key) = organization_key(&server, "Other").await;
@@ -226,7 +230,7 @@ impl World {
     }
 
     /// The path with its parameters, of which `changed` has another value.
-    fn path(&self, operation: &Operation, changed: Option<(&str, &str)>) -> String {
+    pub(crate) fn path(&self, operation: &Operation, changed: Option<(&str, &str)>) -> String {
         let mut path = operation.path.clone();
         for name in operation.placeholders() {
             let id = match changed {
@@ -251,7 +255,12 @@ impl World {
         path
     }
 
-    async fn send(&self, operation: &Operation, path: &str, headers: &[(&str, &str)]) -> Reply {
+    pub(crate) async fn send(
+        &self,
+        operation: &Operation,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> Reply {
         let method = operation.method.clone();
         self.server
             .send(method, path, None, operation.body.clone(), headers)
@@ -265,7 +274,7 @@ impl World {
     }
 
     /// A key for this operation's scheme with these scopes.
-    async fn key(&self, scheme: &str, scopes: &[&str]) -> (String, String) {
+    pub(crate) async fn key(&self, scheme: &str, scopes: &[&str]) -> (String, String) {
         let scopes = json!({"scopes": scopes});
         match scheme {
             "key" => key_of(&self.server, "tenants", &self.tenant, &scopes).await,
@@ -301,7 +310,12 @@ async fn die(database: &TestDatabase, delivery: &str) {
 }
 
 /// A new key and its id.
-async fn key_of(server: &Server, owner: &str, id: &str, body: &Value) -> (String, String) {
+pub(crate) async fn key_of(
+    server: &Server,
+    owner: &str,
+    id: &str,
+    body: &Value,
+) -> (String, String) {
     let path = format!("/v1/admin/{owner}/{id}/keys");
     let made = server.post(&path, ADMIN, body).await.expect(201);
     (text(&made["key"]), text(&made["id"]))
@@ -313,7 +327,7 @@ fn unknown(id: &str) -> String {
     format!("{prefix}_00000000000000000000000001")
 }
 
-fn scopes_for(scheme: &str) -> &'static [&'static str] {
+pub(crate) fn scopes_for(scheme: &str) -> &'static [&'static str] {
     if scheme == "key" {
         &ALL_SCOPES[..5]
     } else {

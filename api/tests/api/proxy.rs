@@ -1,4 +1,4 @@
-//! Between an API and its database: swallows acknowledgements.
+//! Between an API and its database: swallows acknowledgements, and falls silent.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,12 +9,17 @@ use shared::store::Database;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+
+/// The end of `ReadyForQuery`, outside a transaction: a connection is there.
+const READY: &[u8] = b"Z\0\0\0\x05I";
 
 /// A proxy for PostgreSQL's protocol over Unix sockets.
 pub(crate) struct Proxy {
     pub(crate) database: Database,
     /// How many more acknowledgements of a writer to swallow.
     cuts: Arc<AtomicUsize>,
+    silent: watch::Sender<bool>,
     _directory: tempfile::TempDir,
 }
 
@@ -34,16 +39,23 @@ impl Proxy {
         let here = directory.path().display().to_string();
         let cuts = Arc::new(AtomicUsize::new(0));
         let shared = Arc::clone(&cuts);
+        let (silent, hushed) = watch::channel(false);
         // Ends with the test's runtime.
         drop(spawn_driver(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = UnixStream::connect(&server).await.unwrap();
-                drop(spawn_driver(carry(client, server, Arc::clone(&shared))));
+                drop(spawn_driver(carry(
+                    client,
+                    server,
+                    Arc::clone(&shared),
+                    hushed.clone(),
+                )));
             }
         }));
         Self {
             database: Database::new(&url.replace(&host, &here)).unwrap(),
             cuts,
+            silent,
             _directory: directory,
         }
     }
@@ -53,20 +65,30 @@ impl Proxy {
         self.cuts.store(acknowledgements, Ordering::SeqCst);
     }
 
+    /// From now on connections are taken, and no statement is answered; until it speaks again.
+    pub(crate) fn be_silent(&self, silent: bool) {
+        self.silent.send_replace(silent);
+    }
+
     /// How many it still has to swallow.
     pub(crate) fn left(&self) -> usize {
         self.cuts.load(Ordering::SeqCst)
     }
 }
 
-async fn carry(client: UnixStream, server: UnixStream, cuts: Arc<AtomicUsize>) {
+async fn carry(
+    client: UnixStream,
+    server: UnixStream,
+    cuts: Arc<AtomicUsize>,
+    silent: watch::Receiver<bool>,
+) {
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let asked = Arc::new(AtomicBool::new(false));
     // Dropping the halves of the other direction closes both sockets.
     tokio::select! {
         () = requests(from_client, to_server, Arc::clone(&asked)) => {}
-        () = replies(from_server, to_client, asked, cuts) => {}
+        () = replies(from_server, to_client, asked, (cuts, silent)) => {}
     }
 }
 
@@ -91,8 +113,9 @@ async fn replies(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     asked: Arc<AtomicBool>,
-    cuts: Arc<AtomicUsize>,
+    (cuts, mut silent): (Arc<AtomicUsize>, watch::Receiver<bool>),
 ) {
+    let mut is_ready = false;
     let mut buffer = vec![0; 1 << 20];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
         if asked.swap(false, Ordering::SeqCst)
@@ -104,6 +127,10 @@ async fn replies(
         {
             return;
         }
+        if is_ready && silent.wait_for(|silent| !*silent).await.is_err() {
+            return;
+        }
+        is_ready |= buffer[..length].ends_with(READY);
         if to.write_all(&buffer[..length]).await.is_err() {
             return;
         }

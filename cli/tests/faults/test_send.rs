@@ -9,8 +9,11 @@ use crate::receiver::Answer;
 use crate::world::World;
 
 async fn test(world: &World, endpoint: &Endpoint, body: &Value) -> (u16, Value) {
+    test_raw(world, endpoint, &body.to_string()).await
+}
+
+async fn test_raw(world: &World, endpoint: &Endpoint, body: &str) -> (u16, Value) {
     let path = format!("/v1/endpoints/{}/test", endpoint.id);
-    let body = body.to_string();
     let (status, reply) = world
         .ask_as(Some(&world.key), ("POST", &path), body.as_bytes())
         .await;
@@ -41,6 +44,32 @@ async fn a_test_is_sent_now_and_answers_with_its_attempt() {
     let (status, attempt) = test(&world, &postback, &json!({})).await;
     assert_eq!((status, &attempt["outcome"]), (200, &json!("delivered")));
     assert_eq!(world.receiver.count_at("/pb?click=test"), 1);
+
+    // P1: as it was written, also what parsers do not agree on.
+    for payload in [
+        r#"{"z" : 1, "a": 12345678901234567890123, "m": 1.50, "e": 1e400}"#,
+        r#"{"a": "\ud800", "a": "\u0000"}"#,
+        "[ [ ], -0 ]",
+    ] {
+        let (status, attempt) =
+            test_raw(&world, &well, &format!(r#"{{"payload": {payload}}}"#)).await;
+        assert_eq!((status, &attempt["outcome"]), (200, &json!("delivered")));
+        let arrived = world.receiver.at(&well.path);
+        assert_eq!(arrived.last().unwrap().request.body(), payload.as_bytes());
+    }
+    let deep = "[".repeat(129) + &"]".repeat(129);
+    for (wrong, pointer) in [
+        (format!(r#"{{"payload": {deep}}}"#), "/payload"),
+        (r#"{"payload": 1, "payloads": 2}"#.to_owned(), "/payloads"),
+        ("[1]".to_owned(), ""),
+    ] {
+        let (status, problem) = test_raw(&world, &well, &wrong).await;
+        assert_eq!(
+            (status, &problem["errors"][0]["pointer"]),
+            (422, &json!(pointer)),
+            "{problem}"
+        );
+    }
 
     // One attempt, whatever comes of it, and nobody is alarmed.
     let (status, attempt) = test(&world, &ill, &json!({})).await;

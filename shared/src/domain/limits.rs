@@ -11,6 +11,14 @@ pub struct KeyRate {
     pub burst: u32,
 }
 
+impl KeyRate {
+    /// Whether it is no faster than another one.
+    #[must_use]
+    pub const fn is_within(self, other: Self) -> bool {
+        self.per_second <= other.per_second && self.burst <= other.burst
+    }
+}
+
 /// Limits as set at one level. `None`: what the next level says; nowhere set: no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -25,7 +25,8 @@ const HINT_LENGTH: usize = 10;
 
 /// Uses `api_keys_hash_key`. A key of a tenant or organization that was deleted is none.
 const FIND: &str = "
-SELECT k.public_id, k.scopes, k.tenant_id, t.public_id, k.organization_id, k.hint, k.rate_limit, coalesce(t.limits, '{}'), coalesce(o.limits, '{}')
+SELECT k.public_id, k.scopes, k.tenant_id, t.public_id, k.organization_id, k.hint, k.rate_limit, coalesce(t.limits, '{}'), coalesce(o.limits, '{}'),
+  k.expires_at
 FROM api_keys k LEFT JOIN tenants t ON t.id = k.tenant_id
 LEFT JOIN organizations o ON o.id = coalesce(k.organization_id, t.organization_id)
 WHERE k.hash = $1 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > now())
@@ -107,6 +108,10 @@ pub struct FoundKey {
     pub hint: String,
     /// How fast it may be used, if that is set for this key, its tenant or its organization.
     pub rate: Option<KeyRate>,
+    /// ... for this key.
+    pub own_rate: Option<KeyRate>,
+    /// When it ends.
+    pub expires_at: Option<OffsetDateTime>,
     /// What its tenant may, or its organization's tenants.
     pub limits: Limits,
 }
@@ -225,12 +230,15 @@ pub async fn find(
     let (Json(own), Json(of_organization)): (Json<Limits>, Json<Limits>) =
         (row.try_get(7)?, row.try_get(8)?);
     let limits = own.or(of_organization);
+    let own_rate = rate.map(|Json(rate)| rate);
     Ok(Some(FoundKey {
         id: row.try_get(0)?,
         scopes: row.try_get(1)?,
         owner,
         hint: row.try_get(5)?,
-        rate: rate.map(|Json(rate)| rate).or(limits.rate_limit),
+        rate: own_rate.or(limits.rate_limit),
+        own_rate,
+        expires_at: row.try_get(9)?,
         limits,
     }))
 }

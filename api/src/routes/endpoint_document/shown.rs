@@ -31,6 +31,11 @@ const READ_ONLY: [&str; 7] = [
     "updated_at",
 ];
 
+/// Whether a patch has something that is shown and cannot be written.
+pub(in crate::routes) fn has_read_only(patch: &Map<String, Value>) -> bool {
+    READ_ONLY.iter().any(|name| patch.contains_key(*name))
+}
+
 /// Where events of a tenant go, which of them, and within which limits.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Endpoint)]
@@ -211,6 +216,16 @@ impl Document {
             metadata: None,
             ..self
         }
+    }
+
+    /// Takes what cannot be written out of a patch, where it is as it is shown here. What is not stays, to be refused.
+    pub(in crate::routes) fn take_read_only(&self, patch: &mut Map<String, Value>) {
+        let Ok(Value::Object(shown)) = serde_json::to_value(self) else {
+            return;
+        };
+        patch.retain(|name, value| {
+            !READ_ONLY.contains(&name.as_str()) || shown.get(name) != Some(value)
+        });
     }
 
     /// The fields that clients may write, with their values.
