@@ -283,10 +283,6 @@ async fn an_endpoint_with_thousands_of_lines_hides_no_other_endpoint() {
 
 /// Statistics of empty tables, as in `plans`.
 #[tokio::test]
-#[expect(
-    clippy::print_stdout,
-    reason = "what it takes is worth seeing (--nocapture)"
-)]
 async fn the_oldest_admissible_is_found_behind_a_million_of_an_open_breaker_and_among_50_000_endpoints()
  {
     let world = World::new().await;
