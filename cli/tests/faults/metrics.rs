@@ -59,6 +59,8 @@ const REASONS: &[&str] = &[
 const STATES: &[&str] = &["closed", "open", "half_open"];
 const API_TASKS: &[&str] = &[
     "writer",
+    "keyed writer",
+    "ordered writer",
     "hints",
     "health",
     "key use",
@@ -285,8 +287,8 @@ impl Scrape {
 /// Endpoints of the world's tenant, with percentiles, and a dead letter of each class.
 async fn fill(world: &World) {
     let fill = format!(
-        "INSERT INTO endpoints (public_id, tenant_id, slot, url, event_types)
-           SELECT gen_random_uuid(), t.id, g % 256, 'https://example.com', ARRAY['none']
+        "INSERT INTO endpoints (public_id, tenant_id, slot, url, event_types, settings)
+           SELECT gen_random_uuid(), t.id, g % 256, 'https://example.com', ARRAY['none'], '{{\"signature\": \"none\"}}'
            FROM generate_series(1, {ENDPOINTS}) g CROSS JOIN (SELECT min(id) AS id FROM tenants) t;
          INSERT INTO endpoint_stats (endpoint_id, tenant_id, computed_at, since, samples, p50_ms, p95_ms, p99_ms, slow_since)
            SELECT id, tenant_id, now(), now() - interval '1 day', 100, 10, 1000 + id, 5000, now() FROM endpoints;

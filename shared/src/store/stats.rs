@@ -161,11 +161,12 @@ const FIND: &str = concat!(
 WHERE e.public_id = $2 AND e.tenant_id = $1 AND e.state <> 3"
 );
 
-/// The slowest over all tenants (no flag needed). Reads the table in the order of its pages, then endpoints by primary
-/// key: of those that are being removed a row may still be there.
+/// The slowest over all tenants (no flag needed), if that was computed within the hour. Reads the table in the order of
+/// its pages, then endpoints by primary key: of those that are being removed a row may still be there.
 const SLOWEST: &str = "
 SELECT e.public_id, s.p95_ms FROM (
   SELECT endpoint_id, p95_ms FROM endpoint_stats WHERE ctid >= '(0,0)'::tid AND samples >= $1 AND p95_ms IS NOT NULL
+    AND computed_at >= now() - interval '1 h'
   ORDER BY p95_ms DESC, endpoint_id LIMIT 5 * $2::int8) s
 CROSS JOIN LATERAL (SELECT e.public_id FROM endpoints e WHERE e.id = s.endpoint_id AND e.state <> 3 OFFSET 0) e
 ORDER BY s.p95_ms DESC, s.endpoint_id LIMIT $2";
