@@ -26,6 +26,7 @@ mod request_id;
 mod routes;
 mod schemas;
 mod startup;
+mod trace_context;
 
 pub use config::{Config, SETTINGS};
 pub use startup::{Running, start};

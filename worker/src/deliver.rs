@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::Kind;
+use shared::domain::trace::{SpanId, TraceContext};
 use shared::ids::{DeliveryId, EventId, created_at};
 use shared::policy::backoff::UnitInterval;
 use shared::policy::classify::{Response, SendError, SendResult, Verdict};
@@ -21,6 +22,7 @@ use shared::policy::redaction;
 use shared::runtime::clock::{BootTime, DatabaseClock, boot_time, wall_time};
 use shared::runtime::jitter;
 use tokio::sync::mpsc;
+use tracing::field::display;
 
 use crate::job::{AttemptFacts, EventData, Job, Observed, Record};
 use crate::metrics;
@@ -40,9 +42,11 @@ pub struct Context {
 /// record is made: otherwise the permit would never come back.
 pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
     let started = boot_time();
-    let sent = match job.row.event.clone() {
+    let event = job.row.event.clone();
+    let span = event.as_ref().and_then(|event| own_span(event));
+    let sent = match event {
         Some(event) => {
-            let sending = attempt(&context.sender, &job, &event);
+            let sending = attempt(&context.sender, &job, &event, span);
             match AssertUnwindSafe(sending).catch_unwind().await {
                 Ok(sent) => sent,
                 Err(_panic) => internal("a panic while sending"),
@@ -64,8 +68,19 @@ pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
     }
 }
 
-async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, Timings) {
-    let request = match request(job, event) {
+/// The attempt's span, in the trace that the event belongs to.
+fn own_span(event: &EventData) -> Option<TraceContext> {
+    let parent = event.trace?;
+    Some(parent.child(SpanId::from_random(jitter::bytes())))
+}
+
+async fn attempt(
+    sender: &Sender,
+    job: &Job,
+    event: &EventData,
+    span: Option<TraceContext>,
+) -> (SendResult, Timings) {
+    let request = match request(job, event, span) {
         Ok(request) => request,
         Err(error) => return (Err(error), Timings::default()),
     };
@@ -76,7 +91,11 @@ async fn attempt(sender: &Sender, job: &Job, event: &EventData) -> (SendResult, 
     (sent, timings)
 }
 
-fn request(job: &Job, event: &EventData) -> Result<OutboundRequest, SendError> {
+fn request(
+    job: &Job,
+    event: &EventData,
+    span: Option<TraceContext>,
+) -> Result<OutboundRequest, SendError> {
     let target = &job.endpoint.target;
     let (shape, own) = target.destination()?;
     let (event_id, delivery_id) = (EventId(job.row.event_id), DeliveryId(job.row.id));
@@ -91,6 +110,7 @@ fn request(job: &Job, event: &EventData) -> Result<OutboundRequest, SendError> {
         keys: &target.keys,
         body: &shaped.body,
         content_type: shaped.content_type,
+        trace: span.filter(|_| job.endpoint.settings.trace_context),
     };
     let headers = headers_for(&stamp, &shaped.url, own)?;
     Ok(OutboundRequest {
@@ -253,10 +273,12 @@ fn log(job: &Job, outcome: Outcome, result: &SendResult, total: Duration) {
     let delivery = DeliveryId(job.row.id);
     let event = EventId(job.row.event_id);
     let number = job.row.attempts_made.saturating_add(1);
+    let trace = job.row.event.as_ref().and_then(|event| event.trace);
+    let trace = trace.map(|context| display(context.trace));
     if outcome == Outcome::Delivered {
-        tracing::debug!(delivery.id = %delivery, event.id = %event, endpoint.id = %job.endpoint.id, attempt.number = number, outcome.kind = outcome.name(), status, total_ms = total.as_millis(), "an attempt succeeded");
+        tracing::debug!(delivery.id = %delivery, event.id = %event, endpoint.id = %job.endpoint.id, attempt.number = number, trace.id = trace, outcome.kind = outcome.name(), status, total_ms = total.as_millis(), "an attempt succeeded");
     } else {
-        tracing::info!(delivery.id = %delivery, event.id = %event, endpoint.id = %job.endpoint.id, attempt.number = number, outcome.kind = outcome.name(), status, error.kind = error, total_ms = total.as_millis(), "an attempt failed");
+        tracing::info!(delivery.id = %delivery, event.id = %event, endpoint.id = %job.endpoint.id, attempt.number = number, trace.id = trace, outcome.kind = outcome.name(), status, error.kind = error, total_ms = total.as_millis(), "an attempt failed");
     }
 }
 

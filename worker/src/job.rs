@@ -8,6 +8,7 @@ use bytes::Bytes;
 use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::Kind;
 use shared::domain::order::OrderKey;
+use shared::domain::trace::TraceContext;
 use shared::ids::{EndpointKey, Epoch, Incarnation, Slot, TenantKey, created_at};
 use shared::policy::decide::Decision;
 use shared::runtime::clock::BootTime;
@@ -49,6 +50,8 @@ pub struct EventData {
     pub payload: Bytes,
     /// The event's own end of life.
     pub deliver_before: Option<OffsetDateTime>,
+    /// Where it stands in a trace.
+    pub trace: Option<TraceContext>,
 }
 
 impl LiveRow {

@@ -31,6 +31,7 @@ use bytes::Bytes;
 use shared::domain::delivery::Status;
 use shared::domain::idempotency::{IdempotencyKey, KeySpace};
 use shared::domain::order::OrderKey;
+use shared::domain::trace::TraceContext;
 use shared::ids::TenantKey;
 use shared::runtime::clock::{BootTime, boot_time};
 use time::OffsetDateTime;
@@ -63,6 +64,8 @@ pub(crate) struct NewEvent {
     pub(crate) external_id: Option<Box<str>>,
     /// Under which keys it happens once.
     pub(crate) idempotency: Vec<IdempotencyKey>,
+    /// Where it stands in a trace.
+    pub(crate) trace: Option<TraceContext>,
     /// The version of its type's schema that its payload fits.
     pub(crate) checked: Option<i64>,
     /// The version of its tenant's configuration that it must be planned with, at least.
@@ -390,6 +393,7 @@ mod tests {
             order_key: None,
             external_id: None,
             idempotency: Vec::new(),
+            trace: None,
             checked: None,
             configuration: 0,
         }

@@ -171,6 +171,7 @@ impl Staged {
             deliver_before: event.deliver_before,
             channels: joined(&event.channels),
             payload: &event.payload,
+            trace: event.trace,
             config_version: plan.config_version,
             order_key: match self.lane() {
                 Lane::Plain | Lane::Keyed => None,

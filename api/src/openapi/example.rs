@@ -110,7 +110,7 @@ pub(crate) fn endpoint() -> Value {
         "on_dead_letter": "release", "replay_on_recovery": true, "disable_after_seconds": 432_000,
         "breaker": {"failures": 10, "cooldown_seconds": 300, "max_cooldown_seconds": 3600},
         "signature": "standard", "signing": ["v1"], "public_keys": [],
-        "kind": "webhook", "method": "POST", "template": null, "on_missing_field": "fail", "redact": [],
+        "kind": "webhook", "method": "POST", "template": null, "on_missing_field": "fail", "redact": [], "trace_context": false,
         "secrets": [{"created_at": CREATED, "expires_at": null}], "disabled_reason": null,
         "created_at": CREATED, "updated_at": CREATED,
     })

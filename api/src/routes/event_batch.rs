@@ -30,7 +30,7 @@ use crate::json::malformed;
 use crate::openapi::example;
 use crate::openapi::refused::{self, Refused};
 use crate::problem::{ApiError, FieldError, Problem};
-use crate::{idempotency, metrics};
+use crate::{idempotency, metrics, trace_context};
 
 /// The most events of a batch.
 const MOST_EVENTS: usize = 1_000;
@@ -67,11 +67,13 @@ pub(super) async fn publish(
     let caller = app.auth.tenant(&request, Scope::EventsWrite).await?;
     let body = crate::json::read(&request, payload, MOST_BYTES).await?;
     let key = idempotency::key(&request, &body)?;
+    let trace = trace_context::of(&request);
     let rules = Rules {
         tenant: caller.tenant,
         keyed: key.is_some(),
         most_bytes: app.config.max_payload,
         now: app.clock.now(),
+        trace,
     };
     let items = items(&body)?;
     let count = u32::try_from(items.len()).unwrap_or(u32::MAX);
@@ -108,7 +110,7 @@ pub(super) async fn publish(
     }
     for outcome in results.iter().flatten() {
         if let Some(accepted) = &outcome.accepted {
-            log_accepted(&request, accepted);
+            log_accepted(&request, accepted, trace);
         }
     }
     metrics::EVENTS_ACCEPTED.inc_by(accepted.try_into().unwrap_or(u64::MAX));

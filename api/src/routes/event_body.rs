@@ -13,6 +13,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use shared::domain::idempotency::{IdempotencyKey, wrong_external_id};
 use shared::domain::order::{OrderKey, wrong_key};
+use shared::domain::trace::TraceContext;
 use shared::ids::TenantKey;
 use time::OffsetDateTime;
 use utoipa::ToSchema;
@@ -76,6 +77,8 @@ pub(crate) struct Rules {
     pub(crate) most_bytes: usize,
     /// The database's time.
     pub(crate) now: OffsetDateTime,
+    /// Where the request stands in a trace.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 /// Reads and checks an event: `json`, a part of the body that came in. Errors point into `base`.
@@ -90,6 +93,7 @@ pub(crate) fn parse(
         keyed,
         most_bytes,
         now,
+        trace,
     } = rules;
     if json.trim_ascii_start().first() == Some(&b'[') {
         // serde would take a list for a struct's fields in their order.
@@ -150,6 +154,7 @@ pub(crate) fn parse(
         external_id: external_id.map(Box::from),
         event_type: parsed.event_type.into(),
         channels: parsed.channels.unwrap_or_default(),
+        trace,
         checked: None,
         configuration: 0,
     })

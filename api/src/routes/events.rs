@@ -7,12 +7,14 @@ use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use serde::{Serialize, Serializer};
 use shared::domain::idempotency::wrong_external_id;
+use shared::domain::trace::TraceContext;
 use shared::ids::{DeliveryId, EndpointId, EventId, created_at};
 use shared::policy::payload::FieldPath;
 use shared::policy::redaction::hide_fields;
 use shared::runtime::clock::boot_time;
 use shared::store::deliveries as delivery_store;
 use shared::store::events::{self as store, Event};
+use tracing::field::display;
 use utoipa::ToSchema;
 
 use super::delivery_document::Delivery;
@@ -26,7 +28,7 @@ use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
 use crate::paging::{List, PageParams, Query, RangeParams};
 use crate::problem::{ApiError, Kind};
-use crate::request_id;
+use crate::{request_id, trace_context};
 
 /// How often an event may be checked because its type's schema changed meanwhile.
 pub(super) const MOST_CHECKS: u32 = 5;
@@ -58,11 +60,13 @@ pub(super) async fn publish(
     let body =
         crate::json::read(&request, payload, most.saturating_add(event_body::ENVELOPE)).await?;
     let key = idempotency::key(&request, &body)?;
+    let trace = trace_context::of(&request);
     let rules = event_body::Rules {
         tenant: caller.tenant,
         keyed: key.is_some(),
         most_bytes: most,
         now: app.clock.now(),
+        trace,
     };
     let mut event = event_body::parse(&body, &body, rules, "")?;
     event.idempotency.extend(key);
@@ -73,7 +77,7 @@ pub(super) async fn publish(
     if let Some(reserved) = reserved {
         reserved.keep(1);
     }
-    log_accepted(&request, &accepted);
+    log_accepted(&request, &accepted, trace);
     metrics::EVENTS_ACCEPTED.inc();
     metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());
     let mut reply = Vec::with_capacity(512);
@@ -94,9 +98,14 @@ pub(super) async fn publish(
 }
 
 /// What ties a request to the deliveries that workers log.
-pub(super) fn log_accepted(request: &HttpRequest, accepted: &Accepted) {
+pub(super) fn log_accepted(
+    request: &HttpRequest,
+    accepted: &Accepted,
+    trace: Option<TraceContext>,
+) {
     let event = EventId(accepted.id);
-    tracing::debug!(request.id = request_id::of(request), event.id = %event, deliveries = accepted.delivery_count, "an event was accepted");
+    let trace = trace.map(|context| display(context.trace));
+    tracing::debug!(request.id = request_id::of(request), event.id = %event, trace.id = trace, deliveries = accepted.delivery_count, "an event was accepted");
 }
 
 /// Hands an event to the writers, and checks it when its type has a schema.

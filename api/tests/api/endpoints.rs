@@ -43,7 +43,7 @@ async fn an_endpoint_is_shown_with_its_defaults_and_its_secret_once() {
             "enabled": true, "headers": {}, "client_certificate": null, "timeout_ms": 15000, "max_attempts": 5,
             "backoff": {"base_seconds": 30, "max_seconds": 3600}, "max_in_flight": 10,
             "max_age_seconds": 432000, "max_pending": 100000, "metadata": {},
-            "kind": "webhook", "method": "POST", "template": null, "on_missing_field": "fail", "redact": [],
+            "kind": "webhook", "method": "POST", "template": null, "on_missing_field": "fail", "redact": [], "trace_context": false,
             "signature": "standard", "signing": ["v1"], "public_keys": [], "disabled_reason": null,
             "rate_limit": null, "retry_statuses": [], "ordered": false, "on_dead_letter": "release",
             "replay_on_recovery": true, "disable_after_seconds": 432000,
@@ -144,7 +144,7 @@ async fn limits_are_kept_as_given_and_null_means_the_default() {
     let limits = json!({
         "rate_limit": {"per_second": 0.5, "burst": 7}, "retry_statuses": [422, 301, 422],
         "ordered": true, "on_dead_letter": "block", "replay_on_recovery": false,
-        "disable_after_seconds": 0, "backoff": "standard-webhooks",
+        "disable_after_seconds": 0, "backoff": "standard-webhooks", "trace_context": true,
         "breaker": {"failures": 3, "cooldown_seconds": 60, "max_cooldown_seconds": 600}
     });
     let created = tenant.endpoint(limits.clone()).await;

@@ -180,6 +180,9 @@ pub struct EndpointSettings {
     /// Paths of the payload's fields that nobody is shown.
     #[serde(skip_serializing_if = "is_default")]
     pub redact: Vec<String>,
+    /// Its requests carry a `traceparent`, where there is a trace.
+    #[serde(skip_serializing_if = "is_default")]
+    pub trace_context: bool,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -208,6 +211,7 @@ impl Default for EndpointSettings {
             template: None,
             on_missing_field: OnMissingField::Fail,
             redact: Vec::new(),
+            trace_context: false,
         }
     }
 }
@@ -323,6 +327,7 @@ mod tests {
             "template",
             "on_missing_field",
             "redact",
+            "trace_context",
         ] {
             assert!(default.get(later).is_none(), "{later}");
         }

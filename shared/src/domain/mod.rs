@@ -12,6 +12,7 @@ pub mod pause;
 pub mod postback;
 pub mod replay;
 pub mod signature;
+pub mod trace;
 
 /// A code stored in the database that this program does not know: written by a newer version, or damage.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -51,17 +51,17 @@ const SETTINGS: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seq
 /// wait for, except a running insert of the same event id.
 const INSERT: &str = "
 WITH ev AS MATERIALIZED (
-  SELECT * FROM unnest($1::uuid[], $2::int4[], $3::int4[], $4::timestamptz[], $5::text[], $6::bytea[], $7::int4[], $8::int4[])
-    WITH ORDINALITY AS u(id, tenant_id, type_id, deliver_before, channels, payload, first, last, ord)),
+  SELECT * FROM unnest($1::uuid[], $2::int4[], $3::int4[], $4::timestamptz[], $5::text[], $6::bytea[], $7::int4[], $8::int4[], $18::bytea[])
+    WITH ORDINALITY AS u(id, tenant_id, type_id, deliver_before, channels, payload, first, last, trace_context, ord)),
 ver AS MATERIALIZED (
   SELECT t.id FROM unnest($15::int4[], $16::int8[]) AS v(id, version)
   CROSS JOIN LATERAL (SELECT t.id FROM tenants t WHERE t.id = v.id AND t.config_version = v.version OFFSET 0) t),
 fresh AS MATERIALIZED (
   SELECT * FROM (SELECT ev.*, ev.tenant_id IN (SELECT id FROM ver) AS known FROM ev OFFSET 0) x WHERE known),
 made AS (
-  INSERT INTO events (id, tenant_id, type_id, deliver_before, channels, payload, fan_endpoint, fan_delivery)
+  INSERT INTO events (id, tenant_id, type_id, deliver_before, channels, payload, fan_endpoint, fan_delivery, trace_context)
   SELECT id, tenant_id, type_id, deliver_before, string_to_array(channels, E'\\x1f'), payload,
-         ($10::int8[])[first:last], ($12::uuid[])[first:last]
+         ($10::int8[])[first:last], ($12::uuid[])[first:last], trace_context
   FROM fresh ON CONFLICT DO NOTHING RETURNING id),
 put AS MATERIALIZED (
   SELECT * FROM (

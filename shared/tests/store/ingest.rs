@@ -37,6 +37,7 @@ async fn insert(ingest: &Ingest, tenant: i32, events: &[(Uuid, i64)]) -> (Vec<us
             deliver_before: None,
             channels: None,
             payload: b"1",
+            trace: None,
             config_version: 1,
             order_key: Some(OrderKey(*key)),
             external_id: None,

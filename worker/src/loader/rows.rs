@@ -143,11 +143,13 @@ fn hand_out_retries(
 
 /// A row as it travels through the worker; `order`: in whose line it stands.
 pub(crate) fn live(row: Row, order: Option<OrderKey>) -> LiveRow {
+    let trace = row.trace;
     let event = row.event.map(|(event_type, payload, deliver_before)| {
         Arc::new(EventData {
             event_type,
             payload: Bytes::from(payload),
             deliver_before,
+            trace,
         })
     });
     LiveRow {

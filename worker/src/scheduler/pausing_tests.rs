@@ -46,6 +46,7 @@ fn of_type(event_type: &str, row: LiveRow) -> LiveRow {
             event_type: event_type.to_owned(),
             payload: event.payload.clone(),
             deliver_before: None,
+            trace: None,
         })
     });
     LiveRow { event, ..row }

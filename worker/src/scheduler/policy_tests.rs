@@ -575,6 +575,7 @@ fn with_payload(bytes: usize, second: u64) -> LiveRow {
             event_type: "report.ready".to_owned(),
             payload: Bytes::from(vec![b' '; bytes]),
             deliver_before: None,
+            trace: None,
         })),
         ..row(id(second))
     }

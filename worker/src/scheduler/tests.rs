@@ -223,6 +223,7 @@ pub(super) fn row(id: Uuid) -> LiveRow {
             event_type: "order.created".to_owned(),
             payload: Bytes::from_static(b"{}"),
             deliver_before: None,
+            trace: None,
         })),
     }
 }
@@ -591,6 +592,7 @@ fn what_is_too_old_becomes_a_dead_letter_without_a_request() {
         event_type: "order.created".to_owned(),
         payload: Bytes::new(),
         deliver_before: Some(bench.now().database),
+        trace: None,
     };
     gone_by.event = Some(Arc::new(event));
     let old = Uuid::from_u128(lower_bound(START + bench.passed - age).as_u128() - (1 << 80));
@@ -632,6 +634,7 @@ fn what_was_expunged_is_closed_without_a_request_and_is_no_probe() {
         event_type: "order.created".to_owned(),
         payload: Bytes::new(),
         deliver_before: None,
+        trace: None,
     };
     expunged.event = Some(Arc::new(event));
 

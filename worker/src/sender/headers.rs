@@ -13,6 +13,7 @@ use http::HeaderMap;
 use http::header::{
     ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue, USER_AGENT,
 };
+use shared::domain::trace::{TRACEPARENT, TraceContext};
 use shared::ids::{DeliveryId, EventId};
 use shared::policy::classify::SendError;
 use shared::policy::headers::{self as rules, HeaderError};
@@ -40,7 +41,7 @@ const INSTANT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
 
 /// How many are ours.
-const OUR_HEADERS: usize = 12;
+const OUR_HEADERS: usize = 13;
 
 /// What tells one attempt from another, and what is signed.
 pub struct Stamp<'a> {
@@ -60,6 +61,8 @@ pub struct Stamp<'a> {
     pub body: &'a [u8],
     /// Of what kind it is; `None`: a request without a body.
     pub content_type: Option<HeaderValue>,
+    /// The attempt's span, where the endpoint asks for it.
+    pub trace: Option<TraceContext>,
 }
 
 /// The headers of one attempt. `own` are the endpoint's, from [`own_headers`]; whatever they are,
@@ -96,6 +99,9 @@ pub fn headers_for(stamp: &Stamp<'_>, url: &Url, own: &HeaderMap) -> Result<Head
     headers.insert(DELIVERY_ID, value(stamp.delivery_id.to_string())?);
     headers.insert(ATTEMPT, HeaderValue::from(stamp.attempt));
     headers.insert(DELIVERY_TIMESTAMP, instant(stamp.started_at)?);
+    if let Some(context) = stamp.trace {
+        headers.insert(TRACEPARENT, value(context.to_string())?);
+    }
     for (name, value) in own {
         if !headers.contains_key(name) {
             headers.append(name, value.clone());
@@ -179,6 +185,7 @@ mod tests {
             keys,
             body,
             content_type: Some(HeaderValue::from_static("application/json")),
+            trace: None,
         }
     }
 

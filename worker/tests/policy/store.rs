@@ -249,5 +249,6 @@ fn answer(want: usize, row: &Live, now: OffsetDateTime) -> Row {
         due_at: row.due,
         first_at: row.first_at,
         event: due.then(|| ("policy.event".to_owned(), b"{}".to_vec(), None)),
+        trace: None,
     }
 }

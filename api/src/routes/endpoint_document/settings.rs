@@ -54,6 +54,9 @@ pub(super) fn read(fields: &mut Fields, rules: &Rules<'_>) -> EndpointSettings {
         template: shape.template,
         on_missing_field: shape.on_missing_field,
         redact: shape.redact,
+        trace_context: fields
+            .bool("trace_context")
+            .unwrap_or(default.trace_context),
     }
 }
 

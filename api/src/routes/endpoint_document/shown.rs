@@ -120,6 +120,8 @@ pub(in crate::routes) struct Document {
     /// Paths of the payload's fields that nobody is shown.
     #[schema(value_type = Vec<schema::Path>, max_items = 64)]
     redact: Vec<String>,
+    /// Whether its requests carry a `traceparent`, where the event's request had one or the operator traces.
+    trace_context: bool,
     /// `whpk_…`, the newest first; for receivers that verify `v1a`.
     public_keys: Vec<String>,
     /// The secrets that sign, without their texts; the current one, which has no end, first.
@@ -191,6 +193,7 @@ impl Document {
             template: settings.template,
             on_missing_field: settings.on_missing_field,
             redact: settings.redact,
+            trace_context: settings.trace_context,
             public_keys: public_keys.to_vec(),
             secrets: about
                 .secrets

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::domain::delivery::CloseReason;
 use crate::domain::idempotency::IdempotencyKey;
 use crate::domain::order::OrderKey;
+use crate::domain::trace::TraceContext;
 use crate::ids::{EndpointKey, Slot, TenantKey};
 
 /// Separates the channels of an event inside one text: arrays of arrays cannot be ragged. Control
@@ -30,6 +31,8 @@ pub struct EventRow<'a> {
     pub channels: Option<String>,
     /// Byte for byte what came in (P1).
     pub payload: &'a [u8],
+    /// Where it stands in a trace.
+    pub trace: Option<TraceContext>,
     /// The version of the tenant's configuration that the fan-out was made from.
     pub config_version: i64,
     /// Set: it has a place among the events of this key. Like the two below, for a batch with keys.
@@ -64,6 +67,7 @@ pub struct Batch<'a> {
     pub(super) deliver_before: Vec<Option<OffsetDateTime>>,
     pub(super) channels: Vec<Option<String>>,
     pub(super) payloads: Vec<&'a [u8]>,
+    pub(super) traces: Vec<Option<Vec<u8>>>,
     /// 1-based, inclusive positions of an event's deliveries below; `last < first`: it has none.
     pub(super) firsts: Vec<i32>,
     pub(super) lasts: Vec<i32>,
@@ -134,6 +138,7 @@ impl<'a> Batch<'a> {
         self.deliver_before.push(event.deliver_before);
         self.channels.push(event.channels);
         self.payloads.push(event.payload);
+        self.traces.push(event.trace.map(TraceContext::to_bytes));
         self.firsts.push(first);
         self.lasts.push(position(self.delivery_ids.len()));
         let version = self
@@ -167,7 +172,7 @@ impl Batch<'_> {
         &'b self,
         tenants: &'b Vec<i32>,
         versions: &'b Vec<i64>,
-    ) -> [&'b (dyn ToSql + Sync); 17] {
+    ) -> [&'b (dyn ToSql + Sync); 18] {
         [
             &self.ids,
             &self.tenants,
@@ -186,6 +191,7 @@ impl Batch<'_> {
             tenants,
             versions,
             &self.delivery_deadlines,
+            &self.traces,
         ]
     }
 }

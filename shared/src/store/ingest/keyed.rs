@@ -62,13 +62,13 @@ WHERE k.expires_at <= now()";
 /// `held`: what each key stands for now. `lost`: events with a key that stands for another one; what
 /// they claimed stands for nothing. `taken`: by the event, what answers instead of it: another event,
 /// or a body that is not the same. `again`: its keys stand for events of this batch that are lost.
-/// One whose `deliver_before` is over ($26) is answered by its keys, but not inserted.
+/// One whose `deliver_before` is over ($27) is answered by its keys, but not inserted.
 /// Uses `idempotency_keys_pkey`.
 pub(super) const INSERT_KEYED: &str = "
 WITH ev AS MATERIALIZED (
   SELECT x.*, CASE WHEN x.order_key IS NOT NULL THEN nextval('order_seq') END AS order_seq FROM (
-    SELECT * FROM unnest($1::uuid[], $2::int4[], $3::int4[], $4::timestamptz[], $5::text[], $6::bytea[], $7::int4[], $8::int4[], $18::int8[], $21::text[])
-      WITH ORDINALITY AS u(id, tenant_id, type_id, deliver_before, channels, payload, first, last, order_key, external_id, ord)
+    SELECT * FROM unnest($1::uuid[], $2::int4[], $3::int4[], $4::timestamptz[], $5::text[], $6::bytea[], $7::int4[], $8::int4[], $18::bytea[], $19::int8[], $22::text[])
+      WITH ORDINALITY AS u(id, tenant_id, type_id, deliver_before, channels, payload, first, last, trace_context, order_key, external_id, ord)
     ORDER BY ord OFFSET 0) x),
 ver AS MATERIALIZED (
   SELECT t.id FROM unnest($15::int4[], $16::int8[]) AS v(id, version)
@@ -78,7 +78,7 @@ known AS MATERIALIZED (
 held AS MATERIALIZED (
   SELECT c.ord, c.key, k.event_id, k.same, k.event_id IS NOT DISTINCT FROM ($1::uuid[])[c.ord] AS mine,
          CASE WHEN k.now THEN k.place END AS claimed
-  FROM unnest($22::int4[], $23::int4[], $24::text[], $25::bytea[]) AS c(ord, tenant_id, key, hash)
+  FROM unnest($23::int4[], $24::int4[], $25::text[], $26::bytea[]) AS c(ord, tenant_id, key, hash)
   CROSS JOIN LATERAL (
     SELECT k.ctid AS place, k.xmin = pg_current_xact_id()::xid AS now, k.event_id, k.body_hash = c.hash AS same
     FROM idempotency_keys k WHERE k.tenant_id = c.tenant_id AND k.key = c.key OFFSET 0) k),
@@ -92,17 +92,17 @@ taken AS MATERIALIZED (
 again AS MATERIALIZED (SELECT ord FROM taken WHERE open),
 fresh AS MATERIALIZED (
   SELECT * FROM (SELECT known.*, known.ord IN (SELECT ord FROM taken) AS taken FROM known OFFSET 0) x
-  WHERE NOT taken AND (deliver_before IS NULL OR deliver_before > $26)),
+  WHERE NOT taken AND (deliver_before IS NULL OR deliver_before > $27)),
 made AS (
-  INSERT INTO events (id, tenant_id, type_id, deliver_before, order_key, order_seq, external_id, channels, payload, fan_endpoint, fan_delivery)
+  INSERT INTO events (id, tenant_id, type_id, deliver_before, order_key, order_seq, external_id, channels, payload, fan_endpoint, fan_delivery, trace_context)
   SELECT id, tenant_id, type_id, deliver_before, order_key, order_seq, external_id, string_to_array(channels, E'\\x1f'), payload,
-         ($10::int8[])[first:last], ($12::uuid[])[first:last]
+         ($10::int8[])[first:last], ($12::uuid[])[first:last], trace_context
   FROM fresh ON CONFLICT DO NOTHING RETURNING id),
 put AS MATERIALIZED (
   SELECT * FROM (
     SELECT d.*, d.event_id IN (SELECT id FROM made) AS put,
            (ARRAY(SELECT order_seq FROM ev ORDER BY ord))[d.event_ord] AS order_seq
-    FROM unnest($9::uuid[], $10::int8[], $11::int2[], $12::uuid[], $13::int2[], $14::int4[], $17::timestamptz[], $19::int8[], $20::int4[])
+    FROM unnest($9::uuid[], $10::int8[], $11::int2[], $12::uuid[], $13::int2[], $14::int4[], $17::timestamptz[], $20::int8[], $21::int4[])
       AS d(event_id, endpoint_id, slot, id, reason, tenant_id, deliver_before, order_key, event_ord) OFFSET 0) x WHERE put),
 live AS (
   INSERT INTO ready (slot, tenant_id, endpoint_id, id, event_id, deliver_before)
@@ -132,7 +132,7 @@ SELECT clock_timestamp(),
        ARRAY(SELECT event_id FROM settled ORDER BY ord),
        ARRAY(SELECT ord::int4 FROM taken WHERE NOT same AND NOT ord IN (SELECT ord FROM again) ORDER BY ord),
        ARRAY(SELECT key FROM taken WHERE NOT same AND NOT ord IN (SELECT ord FROM again) ORDER BY ord),
-       ARRAY(SELECT ord::int4 FROM known WHERE deliver_before <= $26 AND NOT ord IN (SELECT ord FROM taken) ORDER BY ord)";
+       ARRAY(SELECT ord::int4 FROM known WHERE deliver_before <= $27 AND NOT ord IN (SELECT ord FROM taken) ORDER BY ord)";
 
 impl Ingest {
     /// Inserts a batch made by [`Batch::keyed`]; when this returns `Ok` it is durable (D2).

@@ -6,22 +6,23 @@ use uuid::Uuid;
 
 use super::Statements;
 use crate::domain::delivery::Kind;
+use crate::domain::trace::TraceContext;
 use crate::ids::{EndpointKey, Slot, TenantKey};
 use crate::store::StoreError;
 
 /// `ready_pkey` per endpoint from a cursor, then `events_pkey` (pruned to one partition) per row. No lock.
 pub(super) const LOAD_READY: &str = "
 SELECT w.ord, r.id, r.event_id, r.tenant_id, r.attempts_made, r.attempts_charged, r.kind,
-       e.payload, coalesce(r.deliver_before, e.deliver_before), t.name
+       e.payload, coalesce(r.deliver_before, e.deliver_before), t.name, e.trace_context
 FROM unnest($1::int2[], $2::int8[], $3::uuid[], $4::int8[]) WITH ORDINALITY w(slot, endpoint_id, cursor, lim, ord)
 CROSS JOIN LATERAL (
   SELECT r.id, r.event_id, r.tenant_id, r.attempts_made, r.attempts_charged, r.kind, r.deliver_before FROM ready r
   WHERE r.slot = w.slot AND r.endpoint_id = w.endpoint_id AND r.id > w.cursor
   ORDER BY r.slot, r.endpoint_id, r.id LIMIT w.lim) r
 LEFT JOIN LATERAL (
-  SELECT e.payload, e.deliver_before, e.type_id FROM events e WHERE e.tenant_id = r.tenant_id AND e.id = r.event_id
+  SELECT e.payload, e.deliver_before, e.type_id, e.trace_context FROM events e WHERE e.tenant_id = r.tenant_id AND e.id = r.event_id
   UNION ALL
-  SELECT k.payload, k.deliver_before, k.type_id FROM events_kept k WHERE k.tenant_id = r.tenant_id AND k.id = r.event_id
+  SELECT k.payload, k.deliver_before, k.type_id, k.trace_context FROM events_kept k WHERE k.tenant_id = r.tenant_id AND k.id = r.event_id
   LIMIT 1) e ON true
 LEFT JOIN LATERAL (SELECT t.name FROM event_types t WHERE t.id = e.type_id OFFSET 0) t ON true
 ORDER BY w.ord, r.id";
@@ -30,7 +31,7 @@ ORDER BY w.ord, r.id";
 /// only say when to look again. No lock.
 pub(super) const LOAD_RETRY: &str = "
 SELECT w.ord, r.id, r.event_id, r.tenant_id, r.attempts_made, r.attempts_charged, r.kind,
-       e.payload, coalesce(r.deliver_before, e.deliver_before), t.name, r.due_at, r.first_at
+       e.payload, coalesce(r.deliver_before, e.deliver_before), t.name, e.trace_context, r.due_at, r.first_at
 FROM unnest($1::int2[], $2::int8[], $3::int8[]) WITH ORDINALITY w(slot, endpoint_id, lim, ord)
 CROSS JOIN LATERAL (
   SELECT r.id, r.event_id, r.tenant_id, r.attempts_made, r.attempts_charged, r.kind, r.due_at, r.deliver_before, r.first_at
@@ -38,10 +39,10 @@ CROSS JOIN LATERAL (
   WHERE r.slot = w.slot AND r.endpoint_id = w.endpoint_id
   ORDER BY r.slot, r.endpoint_id, r.due_at, r.id LIMIT w.lim) r
 LEFT JOIN LATERAL (
-  SELECT e.payload, e.deliver_before, e.type_id FROM events e
+  SELECT e.payload, e.deliver_before, e.type_id, e.trace_context FROM events e
   WHERE r.due_at <= $4 AND e.tenant_id = r.tenant_id AND e.id = r.event_id
   UNION ALL
-  SELECT k.payload, k.deliver_before, k.type_id FROM events_kept k
+  SELECT k.payload, k.deliver_before, k.type_id, k.trace_context FROM events_kept k
   WHERE r.due_at <= $4 AND k.tenant_id = r.tenant_id AND k.id = r.event_id
   LIMIT 1) e ON true
 LEFT JOIN LATERAL (SELECT t.name FROM event_types t WHERE t.id = e.type_id OFFSET 0) t ON true
@@ -85,6 +86,8 @@ pub struct Row {
     pub first_at: Option<OffsetDateTime>,
     /// Type, payload and end of life; `None` if the event is gone, or the row not due.
     pub event: Option<(String, Vec<u8>, Option<OffsetDateTime>)>,
+    /// Where the event stands in a trace.
+    pub trace: Option<TraceContext>,
 }
 
 /// Loads live rows with their events: `(ready, retry)`. Rows of `retry` that are not due by `now`
@@ -175,6 +178,7 @@ pub(super) fn read_row(
 ) -> Result<Row, StoreError> {
     let payload: Option<Vec<u8>> = row.try_get(7)?;
     let event_type: Option<String> = row.try_get(9)?;
+    let trace: Option<&[u8]> = row.try_get(10)?;
     let event = match (event_type, payload) {
         (Some(event_type), Some(payload)) => Some((event_type, payload, row.try_get(8)?)),
         (Some(_) | None, Some(_) | None) => None,
@@ -187,9 +191,10 @@ pub(super) fn read_row(
         attempts_made: counter(row.try_get(4)?),
         attempts_charged: counter(row.try_get(5)?),
         kind: Kind::try_from(row.try_get::<_, i16>(6)?)?,
-        due_at: if tried { row.try_get(10)? } else { None },
-        first_at: if tried { row.try_get(11)? } else { None },
+        due_at: if tried { row.try_get(11)? } else { None },
+        first_at: if tried { row.try_get(12)? } else { None },
         event,
+        trace: trace.and_then(TraceContext::from_bytes),
     })
 }
 

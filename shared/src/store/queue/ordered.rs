@@ -44,14 +44,14 @@ macro_rules! with_events {
             $rows,
             "
 SELECT h.ord, (h.head).id, (h.head).event_id, (h.head).tenant_id, (h.head).attempts_made, (h.head).attempts_charged, (h.head).kind,
-       e.payload, coalesce((h.head).deliver_before, e.deliver_before), t.name, (h.head).due_at, (h.head).first_at,
+       e.payload, coalesce((h.head).deliver_before, e.deliver_before), t.name, e.trace_context, (h.head).due_at, (h.head).first_at,
        (h.head).order_key, h.sendable, h.last_key, h.ended
 FROM h
 LEFT JOIN LATERAL (
-  SELECT e.payload, e.deliver_before, e.type_id FROM events e
+  SELECT e.payload, e.deliver_before, e.type_id, e.trace_context FROM events e
   WHERE h.sendable AND e.tenant_id = (h.head).tenant_id AND e.id = (h.head).event_id
   UNION ALL
-  SELECT k.payload, k.deliver_before, k.type_id FROM events_kept k
+  SELECT k.payload, k.deliver_before, k.type_id, k.trace_context FROM events_kept k
   WHERE h.sendable AND k.tenant_id = (h.head).tenant_id AND k.id = (h.head).event_id
   LIMIT 1) e ON true
 LEFT JOIN LATERAL (SELECT t.name FROM event_types t WHERE t.id = e.type_id OFFSET 0) t ON true"
@@ -327,18 +327,18 @@ fn column<T>(wants: &[LineWant], asked: &[usize], value: impl Fn(&LineWant) -> T
 impl Lines {
     fn add(&mut self, row: &tokio_postgres::Row, asked: &[usize]) -> Result<(), StoreError> {
         let want = *asked_for(row, asked)?;
-        if row.try_get::<_, bool>(13)? {
-            let key = OrderKey(row.try_get(12)?);
+        if row.try_get::<_, bool>(14)? {
+            let key = OrderKey(row.try_get(13)?);
             let row = read_row(row, want, true)?;
             self.heads.push(Head { key, row });
             return Ok(());
         }
         // The row that a walk began with, or the first that is not due.
-        match (row.try_get(15)?, row.try_get(14)?) {
+        match (row.try_get(16)?, row.try_get(15)?) {
             (Some(true), _) => {}
             (Some(false), Some(key)) => self.cursors.push((want, OrderKey(key))),
             (_, _) => {
-                let due: Option<OffsetDateTime> = row.try_get(10)?;
+                let due: Option<OffsetDateTime> = row.try_get(11)?;
                 self.next_due.extend(due.map(|at| (want, at)));
             }
         }

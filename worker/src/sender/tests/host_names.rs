@@ -80,6 +80,7 @@ fn stamp<'a>(keys: &'a SigningKeys, body: &'a [u8]) -> Stamp<'a> {
         keys,
         body,
         content_type: None,
+        trace: None,
     }
 }
 

@@ -428,6 +428,7 @@ fn answer_row(want: usize, row: &Live, due_by: OffsetDateTime) -> Row {
         due_at: row.due,
         first_at: row.first_at,
         event: due.then(|| ("model.event".to_owned(), vec![b'x'; row.bytes], None)),
+        trace: None,
     }
 }
 
