@@ -8,6 +8,7 @@ use shared::domain::limits::{KeyRate, Limits};
 use shared::policy::address::AddressRules;
 use shared::runtime::budgets;
 use shared::runtime::settings::{ConfigErrors, Settings};
+use shared::runtime::traces::TraceSettings;
 use shared::sealing::MasterKeys;
 use shared::store::Database;
 
@@ -55,6 +56,8 @@ pub struct Config {
     pub(crate) most_waiting: Option<usize>,
     /// What keys and tenants may where nothing is set for them.
     pub(crate) limits: Limits,
+    /// Where spans go; none: nothing is traced.
+    pub(crate) traces: Option<TraceSettings>,
 }
 
 impl Config {
@@ -73,8 +76,11 @@ impl Config {
         if let Err(more) = budgets::check(settings) {
             errors.0.extend(more.0);
         }
-        let (Some(database), Some(master_keys), true) =
-            (database, master_keys, errors.0.is_empty())
+        let traces = TraceSettings::from_settings(settings)
+            .map_err(|more| errors.0.extend(more.0))
+            .ok();
+        let (Some(database), Some(master_keys), Some(traces), true) =
+            (database, master_keys, traces, errors.0.is_empty())
         else {
             return Err(errors);
         };
@@ -96,6 +102,7 @@ impl Config {
             writers: WRITERS,
             most_waiting: None,
             limits: limits(settings),
+            traces,
         })
     }
 
@@ -122,6 +129,7 @@ impl Config {
             writers: WRITERS,
             most_waiting: None,
             limits: Limits::default(),
+            traces: None,
         }
     }
 

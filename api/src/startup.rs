@@ -15,7 +15,8 @@ use anyhow::Context as _;
 use deadpool_postgres::Pool;
 use shared::runtime::clock::DatabaseClock;
 use shared::runtime::telemetry::MetricsServer;
-use shared::runtime::{Supervisor, spawn_driver};
+use shared::runtime::traces::Traces;
+use shared::runtime::{Supervisor, budgets, spawn_driver};
 use shared::store::migrate::check_version;
 use shared::store::{Database, Role};
 use tokio::task::JoinHandle;
@@ -50,6 +51,7 @@ const WRITE_COUNTS: Duration = Duration::from_secs(1);
 const OBSERVE_POOL: Duration = Duration::from_secs(5);
 /// What the background tasks get to end, after the last request.
 const TASK_GRACE: Duration = Duration::from_secs(5);
+const _: () = assert!(budgets::TRACES_FLUSH.as_millis() < TASK_GRACE.as_millis());
 
 /// An API process that runs.
 #[derive(Debug)]
@@ -106,6 +108,10 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
         Arc::clone(&writers),
     );
     let connections = Connections::new(pool.clone(), config.deadline);
+    // Not `shutdown`: requests under way still need the writers when it comes.
+    let last = CancellationToken::new();
+    let mut tasks = Supervisor::new(last.clone());
+    let traces = Traces::start(config.traces.as_ref(), "postrider-api", &mut tasks);
     let state = web::Data::new(State {
         auth: Auth::new(
             connections.clone(),
@@ -120,15 +126,13 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
         queues,
         clock,
         health,
+        traces,
         config,
     });
 
     let (server, addr) = serve(&state)?;
     let metrics_server = MetricsServer::bind(state.config.metrics_addr).await?;
     let metrics_addr = metrics_server.addr();
-    // Not `shutdown`: requests under way still need the writers when it comes.
-    let last = CancellationToken::new();
-    let mut tasks = Supervisor::new(last.clone());
     start_writers(&mut tasks, &state, &writers);
     start_hints(&mut tasks, database, arriving);
     start_observers(&mut tasks, &state, pool);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use shared::policy::address::AddressRules;
 use shared::runtime::settings::{ConfigErrors, Settings};
+use shared::runtime::traces::TraceSettings;
 use shared::sealing::MasterKeys;
 use shared::store::retention::RetentionSettings;
 
@@ -45,6 +46,8 @@ pub struct Config {
     pub max_in_flight: usize,
     /// How long history is kept.
     pub retention: RetentionSettings,
+    /// Where spans go; none: nothing is traced.
+    pub traces: Option<TraceSettings>,
 }
 
 /// A URL that `Debug` does not show.
@@ -94,6 +97,7 @@ impl Config {
                 dead_letters: settings.duration("POSTRIDER_RETENTION_DEAD_LETTERS"),
                 audit_log: settings.duration("POSTRIDER_RETENTION_AUDIT_LOG"),
             },
+            traces: TraceSettings::from_settings(settings)?,
         })
     }
 }

@@ -21,9 +21,11 @@ use shared::policy::payload::FieldPath;
 use shared::policy::redaction;
 use shared::runtime::clock::{BootTime, DatabaseClock, boot_time, wall_time};
 use shared::runtime::jitter;
+use shared::runtime::traces::Traces;
 use tokio::sync::mpsc;
 use tracing::field::display;
 
+use crate::attempt_span::attempt_span;
 use crate::job::{AttemptFacts, EventData, Job, Observed, Record};
 use crate::metrics;
 use crate::sender::{OutboundRequest, Sender, Stamp, Timings, headers_for};
@@ -36,6 +38,8 @@ pub struct Context {
     pub clock: Arc<DatabaseClock>,
     /// To the recorder; has room for every permit there is.
     pub records: mpsc::Sender<Record>,
+    /// Where attempts are recorded as spans.
+    pub traces: Traces,
 }
 
 /// Makes one attempt and hands its outcome to the recorder. Whatever happens, a panic included, a
@@ -43,7 +47,9 @@ pub struct Context {
 pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
     let started = boot_time();
     let event = job.row.event.clone();
-    let span = event.as_ref().and_then(|event| own_span(event));
+    let parent = event.as_ref().and_then(|event| event.trace);
+    let span = parent.map(|parent| parent.child(SpanId::from_random(jitter::bytes())));
+    let endpoint = job.endpoint.id;
     let sent = match event {
         Some(event) => {
             let sending = attempt(&context.sender, &job, &event, span);
@@ -54,24 +60,20 @@ pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
         }
         None => internal("the event is gone"),
     };
-    let record = conclude(
-        &context.clock,
-        *job,
-        (started, boot_time()),
-        sent,
-        jitter::draw(),
-    );
+    let took = (started, boot_time());
+    let record = conclude(&context.clock, *job, took, sent, jitter::draw());
+    if let Some((span, parent)) = span.zip(parent)
+        && context.traces.records(&span)
+    {
+        let ids = (span, parent.span);
+        let span = attempt_span(&record, endpoint, ids, &context.clock, took);
+        context.traces.record(span);
+    }
     if context.records.send(record).await.is_err() {
         tracing::error!(
             "the recorder has ended; an outcome is lost and its delivery will be repeated"
         );
     }
-}
-
-/// The attempt's span, in the trace that the event belongs to.
-fn own_span(event: &EventData) -> Option<TraceContext> {
-    let parent = event.trace?;
-    Some(parent.child(SpanId::from_random(jitter::bytes())))
 }
 
 async fn attempt(

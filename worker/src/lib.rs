@@ -9,6 +9,7 @@
 //!   [`suspects`] what was on the wire when a worker died · [`jobs`] maintenance, one worker at a time.
 
 pub mod admission;
+mod attempt_span;
 pub mod commands;
 pub mod config;
 pub mod deliver;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use shared::runtime::clock::{BootTime, DatabaseClock};
 use shared::runtime::telemetry::MetricsServer;
+use shared::runtime::traces::Traces;
 use shared::runtime::{Supervisor, budgets, open_files, spawn_driver};
 use shared::store::{Database, Role, migrate, pauses};
 use tokio::sync::{Notify, mpsc, watch};
@@ -54,6 +55,7 @@ const SHARES: usize = 4;
 pub const CONNECTIONS: usize = 7 + JOBS;
 /// What the other tasks get to end after the drain.
 const STOP_GRACE: Duration = Duration::from_secs(3);
+const _: () = assert!(budgets::TRACES_FLUSH.as_millis() < STOP_GRACE.as_millis());
 
 /// A worker that runs.
 #[derive(Debug)]
@@ -102,7 +104,8 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     let readiness = readiness(&parts, config.lease_ttl);
     let mut supervisor = Supervisor::new(stop.clone());
     parts.supervise(&mut supervisor, &config);
-    let core = parts.run_core(&config, &shutdown, &stop);
+    let traces = Traces::start(config.traces.as_ref(), "postrider-worker", &mut supervisor);
+    let core = parts.run_core(&config, traces, (&shutdown, &stop));
     spawn_driver(server.run(readiness, stop.clone()));
     let drain = config.drain_timeout;
     let finished = spawn_driver(watch_over(core, supervisor, shutdown, stop, drain));
@@ -208,8 +211,8 @@ impl Parts {
     fn run_core(
         self,
         config: &Config,
-        drain: &CancellationToken,
-        stop: &CancellationToken,
+        traces: Traces,
+        (drain, stop): (&CancellationToken, &CancellationToken),
     ) -> JoinSet<&'static str> {
         let mut core = JoinSet::new();
         let in_flight = Arc::new(Mutex::new(Vec::new()));
@@ -251,6 +254,7 @@ impl Parts {
             sender: self.sender,
             clock: Arc::clone(&self.clock),
             records: records.clone(),
+            traces,
         };
         let engine = Engine {
             scheduler: Scheduler::new(scheduler_settings(config)),

@@ -30,7 +30,8 @@ use crate::json::malformed;
 use crate::openapi::example;
 use crate::openapi::refused::{self, Refused};
 use crate::problem::{ApiError, FieldError, Problem};
-use crate::{idempotency, metrics, trace_context};
+use crate::trace_context::Publishing;
+use crate::{idempotency, metrics};
 
 /// The most events of a batch.
 const MOST_EVENTS: usize = 1_000;
@@ -67,13 +68,13 @@ pub(super) async fn publish(
     let caller = app.auth.tenant(&request, Scope::EventsWrite).await?;
     let body = crate::json::read(&request, payload, MOST_BYTES).await?;
     let key = idempotency::key(&request, &body)?;
-    let trace = trace_context::of(&request);
+    let publishing = Publishing::begin(&app, &request, started);
     let rules = Rules {
         tenant: caller.tenant,
         keyed: key.is_some(),
         most_bytes: app.config.max_payload,
         now: app.clock.now(),
-        trace,
+        trace: publishing.context(),
     };
     let items = items(&body)?;
     let count = u32::try_from(items.len()).unwrap_or(u32::MAX);
@@ -103,14 +104,16 @@ pub(super) async fn publish(
     let quota = (caller.tenant, caller.limits);
     let wanted = u32::try_from(events.len()).unwrap_or(u32::MAX);
     let reserved = app.quotas.reserve(quota, wanted, app.clock.now()).await?;
-    submit(&app, events, &mut results).await?;
+    let submitted = submit(&app, events, &mut results).await;
+    submitted.inspect_err(|error| publishing.refused(&app, error))?;
     let accepted = results.iter().filter(|result| result.is_ok()).count();
     if let Some(reserved) = reserved {
         reserved.keep(u32::try_from(accepted).unwrap_or(u32::MAX));
     }
+    publishing.accepted_batch(&app, accepted);
     for outcome in results.iter().flatten() {
         if let Some(accepted) = &outcome.accepted {
-            log_accepted(&request, accepted, trace);
+            log_accepted(&request, accepted, publishing.context());
         }
     }
     metrics::EVENTS_ACCEPTED.inc_by(accepted.try_into().unwrap_or(u64::MAX));

@@ -28,7 +28,8 @@ use crate::openapi::refused::{self, Refused};
 use crate::openapi::{example, schema};
 use crate::paging::{List, PageParams, Query, RangeParams};
 use crate::problem::{ApiError, Kind};
-use crate::{request_id, trace_context};
+use crate::request_id;
+use crate::trace_context::Publishing;
 
 /// How often an event may be checked because its type's schema changed meanwhile.
 pub(super) const MOST_CHECKS: u32 = 5;
@@ -60,24 +61,26 @@ pub(super) async fn publish(
     let body =
         crate::json::read(&request, payload, most.saturating_add(event_body::ENVELOPE)).await?;
     let key = idempotency::key(&request, &body)?;
-    let trace = trace_context::of(&request);
+    let publishing = Publishing::begin(&app, &request, started);
     let rules = event_body::Rules {
         tenant: caller.tenant,
         keyed: key.is_some(),
         most_bytes: most,
         now: app.clock.now(),
-        trace,
+        trace: publishing.context(),
     };
     let mut event = event_body::parse(&body, &body, rules, "")?;
     event.idempotency.extend(key);
     let (event_type, external_id) = (event.event_type.clone(), event.external_id.clone());
     let quota = (caller.tenant, caller.limits);
     let reserved = app.quotas.reserve(quota, 1, app.clock.now()).await?;
-    let accepted = submit(&app, event).await?;
+    let accepted = submit(&app, event).await;
+    let accepted = accepted.inspect_err(|error| publishing.refused(&app, error))?;
     if let Some(reserved) = reserved {
         reserved.keep(1);
     }
-    log_accepted(&request, &accepted, trace);
+    publishing.accepted(&app, accepted.id);
+    log_accepted(&request, &accepted, publishing.context());
     metrics::EVENTS_ACCEPTED.inc();
     metrics::INGEST_SECONDS.observe(boot_time().since(started).as_secs_f64());
     let mut reply = Vec::with_capacity(512);

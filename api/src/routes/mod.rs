@@ -36,6 +36,7 @@ use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse, Resource};
 use serde::Serialize;
 use shared::runtime::clock::DatabaseClock;
+use shared::runtime::traces::Traces;
 
 use crate::auth::Auth;
 use crate::config::Config;
@@ -58,6 +59,7 @@ pub(crate) struct State {
     pub(crate) health: Arc<crate::health::Health>,
     pub(crate) slots: endpoints::NextSlot,
     pub(crate) quotas: Arc<Quotas>,
+    pub(crate) traces: Traces,
 }
 
 pub(crate) use admin::MOST_NAME;

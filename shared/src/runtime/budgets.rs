@@ -26,6 +26,9 @@ pub const POOL_WAIT: Duration = Duration::from_secs(5);
 pub const MAX_AGE: Duration = Duration::from_secs(5 * 86_400);
 /// Between a delivery's longest life and the end of its event.
 pub const MAX_AGE_MARGIN: Duration = Duration::from_secs(2 * 86_400);
+/// To send the last spans to the collector, when all else has ended.
+pub const TRACES_FLUSH: Duration = Duration::from_secs(2);
+
 /// Two lengths of which the first must fit into the second.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Budget {
@@ -70,6 +73,7 @@ pub fn budgets(settings: &Settings) -> Vec<Budget> {
         may_equal: true,
         ..strict(inner, inner_length, outer, outer_length, setting)
     };
+    let flush = settings.get("POSTRIDER_OTLP_ENDPOINT").map_or(Duration::ZERO, |_on| TRACES_FLUSH);
     vec![
         loose(
             "three renewals of the lease",
@@ -93,8 +97,12 @@ pub fn budgets(settings: &Settings) -> Vec<Budget> {
             "POSTRIDER_DRAIN_TIMEOUT",
         ),
         strict(
-            "the drain",
-            drain,
+            if flush.is_zero() {
+                "the drain"
+            } else {
+                "the drain and the sending of the last spans"
+            },
+            drain + flush,
             "the grace before SIGKILL",
             settings.duration("POSTRIDER_KILL_GRACE"),
             "POSTRIDER_KILL_GRACE",
@@ -192,6 +200,23 @@ mod tests {
             assert!(text.contains(name), "{text}");
             assert!(text.contains(inner) && text.contains(outer), "{text}");
         }
+    }
+
+    #[test]
+    fn where_spans_are_sent_the_last_ones_have_time_too() {
+        let tight = defaults().with("POSTRIDER_KILL_GRACE", "27s").unwrap();
+        assert_eq!(check(&tight), Ok(()));
+        let traced = tight
+            .with("POSTRIDER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+            .unwrap();
+
+        let text = check(&traced).unwrap_err().to_string();
+
+        assert!(text.contains("the last spans (27s)"), "{text}");
+        assert_eq!(
+            check(&traced.with("POSTRIDER_KILL_GRACE", "28s").unwrap()),
+            Ok(())
+        );
     }
 
     #[test]

@@ -9,5 +9,6 @@ pub mod settings;
 pub mod shutdown;
 pub mod supervisor;
 pub mod telemetry;
+pub mod traces;
 
 pub use supervisor::{Supervisor, spawn_driver};

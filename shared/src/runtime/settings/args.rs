@@ -41,7 +41,7 @@ fn arg(setting: &'static Setting) -> Arg {
         Kind::Url => base.value_name("URL").help(help),
         Kind::Addr => base.value_name("ADDRESS:PORT").help(help),
         Kind::Length(..) => base.value_name("LENGTH").help(help),
-        Kind::Count(..) => base.value_name("NUMBER").help(help),
+        Kind::Count(..) | Kind::Ratio => base.value_name("NUMBER").help(help),
         Kind::Cidrs => base.value_name("NETWORKS").help(help),
         Kind::DnsServers => base.value_name("ADDRESSES").help(help),
         Kind::Path => base.value_name("PATH").help(help),

@@ -34,6 +34,9 @@ pub(super) fn check(setting: &Setting, value: &str) -> Result<(), String> {
                 found()
             )),
         },
+        Kind::Ratio => ratio(value)
+            .map(drop)
+            .ok_or_else(|| format!("expected a number from 0 to 1{}", found())),
         Kind::Bool => bool(value)
             .map(drop)
             .ok_or_else(|| format!("expected true or false{}", found())),
@@ -99,6 +102,12 @@ fn length(value: &str, least: Duration, most: Duration) -> Result<(), String> {
 /// Reads `address:port`.
 pub(super) fn addr(value: &str) -> Option<SocketAddr> {
     value.replace("localhost:", "127.0.0.1:").parse().ok()
+}
+
+/// Reads a share of 1.
+pub(super) fn ratio(value: &str) -> Option<f64> {
+    let number = value.parse().ok()?;
+    (0.0..=1.0).contains(&number).then_some(number)
 }
 
 /// Reads a truth value.

@@ -161,6 +161,12 @@ impl Settings {
         self.typed(name, |value| value.parse().ok())
     }
 
+    /// A share of 1 that has a default.
+    #[must_use]
+    pub fn ratio(&self, name: &str) -> f64 {
+        self.typed(name, check::ratio)
+    }
+
     /// A truth value that has a default.
     #[must_use]
     pub fn bool(&self, name: &str) -> bool {

@@ -20,6 +20,8 @@ pub enum Kind {
     Length(Duration, Duration),
     /// A whole number, both limits included.
     Count(u64, u64),
+    /// A share from 0 to 1.
+    Ratio,
     /// `true` or `false`.
     Bool,
     /// Networks separated by commas (`10.0.0.0/8,fd00::/8`); empty is none.
@@ -363,6 +365,20 @@ pub const TABLE: &[Setting] = &[
     )
     .default("info"),
     Setting::plain(
+        "POSTRIDER_OTLP_ENDPOINT",
+        "otlp-endpoint",
+        Kind::Url,
+        "the OpenTelemetry collector that spans are sent to (OTLP over HTTP), like `http://127.0.0.1:4318`",
+    )
+    .shown("none: no traces"),
+    Setting::plain(
+        "POSTRIDER_OTLP_SAMPLE_RATIO",
+        "otlp-sample-ratio",
+        Kind::Ratio,
+        "the share of traces recorded, from 0 to 1, of those that no `traceparent` decides about",
+    )
+    .default("1"),
+    Setting::plain(
         "POSTRIDER_LOG_FORMAT",
         "log-format",
         Kind::Choice(&["auto", "text", "json"]),
@@ -394,6 +410,8 @@ pub const API: &[&str] = &[
     "POSTRIDER_TENANT_ENDPOINTS",
     "POSTRIDER_TENANT_EVENTS_PER_DAY",
     "POSTRIDER_TENANT_EVENTS_PER_MONTH",
+    "POSTRIDER_OTLP_ENDPOINT",
+    "POSTRIDER_OTLP_SAMPLE_RATIO",
 ];
 
 /// What a worker takes besides.
@@ -415,6 +433,8 @@ pub const WORKER: &[&str] = &[
     "POSTRIDER_RETENTION_ATTEMPTS",
     "POSTRIDER_RETENTION_DEAD_LETTERS",
     "POSTRIDER_RETENTION_AUDIT_LOG",
+    "POSTRIDER_OTLP_ENDPOINT",
+    "POSTRIDER_OTLP_SAMPLE_RATIO",
 ];
 
 /// The setting of this name.

@@ -85,6 +85,7 @@ fn every_problem_is_reported_at_once_with_its_fix() {
         ("POSTRIDER_ADMIN_TOKEN", "tiny"),
         ("POSTRIDER_JOURNAL_DIR", "/j"),
         ("POSTRIDER_LOG_FORMAT", "xml"),
+        ("POSTRIDER_OTLP_SAMPLE_RATIO", "1.01"),
     ]);
 
     let errors = Settings::load(BTreeMap::new(), env).unwrap_err();
@@ -99,6 +100,7 @@ fn every_problem_is_reported_at_once_with_its_fix() {
         "POSTRIDER_DRAIN_TIMEOUT: expected a number with its unit",
         "POSTRIDER_MAX_IN_FLIGHT: expected a whole number from 1 to",
         "POSTRIDER_HTTPS_ONLY: expected true or false",
+        "POSTRIDER_OTLP_SAMPLE_RATIO: expected a number from 0 to 1, found `1.01`",
         "POSTRIDER_ALLOW_CIDRS: expected networks",
         "POSTRIDER_DNS_SERVERS: expected addresses like 10.0.0.2,[fd00::2]:5353, found `dns.example`",
         "POSTRIDER_MASTER_KEY: expected 32 bytes in base64, found 5",
@@ -108,7 +110,7 @@ fn every_problem_is_reported_at_once_with_its_fix() {
     ] {
         assert!(text.contains(expected), "{expected:?} is not in:\n{text}");
     }
-    assert_eq!(errors.0.len(), 13, "{text}");
+    assert_eq!(errors.0.len(), 14, "{text}");
 }
 
 #[test]

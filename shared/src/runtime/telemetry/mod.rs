@@ -113,7 +113,8 @@ pub fn register(metric: impl Collector + 'static) {
     }
 }
 
-/// Registers what every process has: `postrider_build_info` and `postrider_task_restarts_total`.
+/// Registers what every process has: `postrider_build_info`, `postrider_task_restarts_total` and
+/// `postrider_trace_spans_total`.
 pub fn register_common(version: &'static str) {
     let opts = Opts::new(
         "postrider_build_info",
@@ -125,6 +126,7 @@ pub fn register_common(version: &'static str) {
         register(info);
     }
     register(super::supervisor::TASK_RESTARTS.clone());
+    register(super::traces::SPANS.clone());
 }
 
 #[cfg(test)]
