@@ -30,7 +30,9 @@ impl Publishing {
 
     /// Its event is durable.
     pub(crate) fn accepted(&self, state: &State, event: Uuid) {
-        self.end(state, None, || ("event.id", Value::Id(PublicId::Event(event))));
+        self.end(state, None, || {
+            ("event.id", Value::Id(PublicId::Event(event)))
+        });
     }
 
     /// So many of its events are durable.

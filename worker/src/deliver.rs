@@ -64,9 +64,9 @@ pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
     let record = conclude(&context.clock, *job, took, sent, jitter::draw());
     if let Some((span, parent)) = span.zip(parent)
         && context.traces.records(&span)
+        && let Some(span) =
+            attempt_span(&record, endpoint, (span, parent.span), took.1.since(took.0))
     {
-        let ids = (span, parent.span);
-        let span = attempt_span(&record, endpoint, ids, &context.clock, took);
         context.traces.record(span);
     }
     if context.records.send(record).await.is_err() {

@@ -172,6 +172,12 @@ const OF_THE_INSTALLATION: &[Definition] = &[
 ];
 const OF_EACH_PROCESS: &[Definition] = &[
     ("postrider_build_info", "gauge", "version", &["*"]),
+    (
+        "postrider_trace_spans_total",
+        "counter",
+        "result",
+        &["exported", "failed", "dropped"],
+    ),
     ("process_cpu_seconds_total", "counter", "", &[]),
     ("process_max_fds", "gauge", "", &[]),
     ("process_open_fds", "gauge", "", &[]),

@@ -85,7 +85,11 @@ impl TraceContext {
     #[must_use]
     pub const fn root(trace: TraceId, span: SpanId, sampled: bool) -> Self {
         // Its id is random, which the second flag says.
-        let flags = if sampled { KNOWN_FLAGS } else { !SAMPLED & KNOWN_FLAGS };
+        let flags = if sampled {
+            KNOWN_FLAGS
+        } else {
+            !SAMPLED & KNOWN_FLAGS
+        };
         Self { trace, span, flags }
     }
 
@@ -171,7 +175,10 @@ mod tests {
     fn the_example_of_the_specification_is_read_and_written() {
         let context = TraceContext::parse(EXAMPLE.as_bytes()).unwrap();
 
-        assert_eq!(context.trace.to_string(), "0af7651916cd43dd8448eb211c80319c");
+        assert_eq!(
+            context.trace.to_string(),
+            "0af7651916cd43dd8448eb211c80319c"
+        );
         assert_eq!(context.span.to_string(), "b7ad6b7169203331");
         assert!(context.is_sampled());
         assert_eq!(context.to_string(), EXAMPLE);
@@ -185,7 +192,13 @@ mod tests {
 
     #[test]
     fn flags_that_are_not_defined_are_zeroed() {
-        for (flags, kept) in [("00", "00"), ("02", "02"), ("03", "03"), ("ff", "03"), ("fc", "00")] {
+        for (flags, kept) in [
+            ("00", "00"),
+            ("02", "02"),
+            ("03", "03"),
+            ("ff", "03"),
+            ("fc", "00"),
+        ] {
             let (start, _) = EXAMPLE.split_at(53);
             let context = TraceContext::parse(format!("{start}{flags}").as_bytes()).unwrap();
             assert_eq!(context.to_string(), format!("{start}{kept}"));
@@ -231,7 +244,13 @@ mod tests {
         let stored = TraceContext::parse(EXAMPLE.as_bytes()).unwrap().to_bytes();
         let mut no_span = stored.clone();
         no_span[16..24].fill(0);
-        for wrong in [&stored[..24], &[stored.clone(), vec![0]].concat(), &[], &[0; 25], &no_span] {
+        for wrong in [
+            &stored[..24],
+            &[stored.clone(), vec![0]].concat(),
+            &[],
+            &[0; 25],
+            &no_span,
+        ] {
             assert_eq!(TraceContext::from_bytes(wrong), None, "{wrong:?}");
         }
     }

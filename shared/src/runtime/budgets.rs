@@ -73,7 +73,9 @@ pub fn budgets(settings: &Settings) -> Vec<Budget> {
         may_equal: true,
         ..strict(inner, inner_length, outer, outer_length, setting)
     };
-    let flush = settings.get("POSTRIDER_OTLP_ENDPOINT").map_or(Duration::ZERO, |_on| TRACES_FLUSH);
+    let flush = settings
+        .get("POSTRIDER_OTLP_ENDPOINT")
+        .map_or(Duration::ZERO, |_on| TRACES_FLUSH);
     vec![
         loose(
             "three renewals of the lease",

@@ -71,11 +71,7 @@ pub const MIGRATIONS: &[Migration] = migrations![
     (16, "complete_removals", "0016_complete_removals.sql"),
     (17, "index_kept_replies", "0017_index_kept_replies.sql"),
     (18, "add_endpoint_stats", "0018_add_endpoint_stats.sql"),
-    (
-        19,
-        "add_trace_contexts",
-        "0019_add_trace_contexts.sql"
-    ),
+    (19, "add_trace_contexts", "0019_add_trace_contexts.sql"),
 ];
 
 /// The schema that this program reads and writes.

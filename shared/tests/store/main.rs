@@ -33,4 +33,5 @@ mod retention;
 mod sealed;
 mod slots;
 mod statements;
+mod traces;
 mod world;

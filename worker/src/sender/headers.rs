@@ -298,6 +298,27 @@ mod tests {
         assert!(headers["webhook-id"].to_str().unwrap().starts_with("evt_"));
     }
 
+    #[test]
+    fn a_trace_context_stands_behind_our_headers_and_before_one_of_the_endpoint() {
+        let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let own = own_headers(&[("traceparent".to_owned(), "its-own".to_owned())]).unwrap();
+        let url = Url::parse("https://a.example/").unwrap();
+        let keys = SigningKeys::default();
+        for (trace, sent) in [
+            (TraceContext::parse(text.as_bytes()), text),
+            (None, "its-own"),
+        ] {
+            let stamp = Stamp {
+                trace,
+                ..stamp(&keys, BODY)
+            };
+            let headers = headers_for(&stamp, &url, &own).unwrap();
+            let values: Vec<_> = headers.get_all("traceparent").iter().collect();
+            assert_eq!(values, [sent]);
+            assert_eq!(headers.keys().last().unwrap(), "traceparent");
+        }
+    }
+
     const GOOD: Result<(), VerifyError> = Ok(());
     const BAD: Result<(), VerifyError> = Err(VerifyError::NoMatch);
     const ABSENT: Result<(), VerifyError> = Err(VerifyError::Timestamp);

@@ -131,7 +131,8 @@ impl Exporter {
         // Brackets are of URLs, not of addresses.
         let name = host.trim_start_matches('[').trim_end_matches(']');
         let stream = TcpStream::connect((name, port)).await.map_err(text)?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(text)?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(text)?;
         let body = otlp::request(self.service, &self.batch).encode_to_vec();
         let request = Request::post(self.collector.path())
             .header(HOST, format!("{host}:{port}"))

@@ -88,7 +88,8 @@ impl TraceSettings {
 
 /// Where a collector takes spans, by its base address.
 fn collector(text: &str) -> Result<Url, String> {
-    let expected = || "expected the address of an OTLP collector like http://127.0.0.1:4318".to_owned();
+    let expected =
+        || "expected the address of an OTLP collector like http://127.0.0.1:4318".to_owned();
     let mut url = Url::parse(text).map_err(|_not_a_url| expected())?;
     let more = !url.username().is_empty()
         || url.password().is_some()

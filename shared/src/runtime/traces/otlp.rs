@@ -49,7 +49,10 @@ fn wire(span: &Span) -> Wire {
     Wire {
         trace_id: span.context.trace.to_bytes().to_vec(),
         span_id: span.context.span.to_bytes().to_vec(),
-        parent_span_id: span.parent.map(|id| id.to_bytes().to_vec()).unwrap_or_default(),
+        parent_span_id: span
+            .parent
+            .map(|id| id.to_bytes().to_vec())
+            .unwrap_or_default(),
         name: span.name.to_owned(),
         kind: kind.into(),
         start_time_unix_nano: nanos(span.started),
