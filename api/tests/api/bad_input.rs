@@ -227,7 +227,6 @@ async fn every_field_of_an_endpoint_that_is_wrong_is_named() {
         ("on_dead_letter", json!("Block")),
         ("ordered", json!(1)),
         ("replay_on_recovery", json!("yes")),
-        ("trace_context", json!("yes")),
         ("disable_after_seconds", json!(3_599)),
         ("disable_after_seconds", json!(30 * 86_400 + 1)),
         ("breaker", json!("off")),

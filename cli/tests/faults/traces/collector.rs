@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::AnyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
@@ -159,14 +160,14 @@ fn read(body: &[u8]) -> Vec<Seen> {
 
 fn of(service: &str, span: Span) -> Seen {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let attributes: serde_json::Map<String, Value> = span
-        .attributes
-        .into_iter()
-        .map(|it| match it.value.unwrap().value.unwrap() {
-            Any::StringValue(text) => (it.key, json!(text)),
-            Any::IntValue(number) => (it.key, json!(number)),
-            other => panic!("{other:?}"),
-        })
+    let value = |value: Option<AnyValue>| match value.and_then(|it| it.value) {
+        Some(Any::StringValue(text)) => json!(text),
+        Some(Any::IntValue(number)) => json!(number),
+        other => panic!("{other:?}"),
+    };
+    let attributes = span.attributes.into_iter();
+    let attributes: serde_json::Map<String, Value> = attributes
+        .map(|attribute| (attribute.key, value(attribute.value)))
         .collect();
     Seen {
         service: service.to_owned(),
