@@ -22,7 +22,7 @@ use actix_web::http::header;
 use actix_web::{HttpMessage as _, HttpRequest};
 use shared::domain::limits::Limits;
 use shared::ids::{TenantId, TenantKey};
-use shared::runtime::clock::{BootTime, boot_time};
+use shared::runtime::clock::{BootTime, DatabaseClock, boot_time};
 use shared::store::keys::{KeyOwner, hash};
 use shared::store::replies::KeyHolder;
 use shared::store::{StoreError, limits as limits_store, tenants};
@@ -80,12 +80,13 @@ struct Looked {
 impl Auth {
     pub(crate) fn new(
         connections: Connections,
+        clock: Arc<DatabaseClock>,
         admin_token: Option<String>,
         default: Limits,
         believed: Duration,
     ) -> Arc<Self> {
         Arc::new(Self {
-            keys: Keys::new(connections.clone(), default, believed),
+            keys: Keys::new(connections.clone(), clock, default, believed),
             connections,
             admin_token,
             tenants: RwLock::default(),

@@ -226,3 +226,123 @@ async fn organization(server: &Server) -> (String, String) {
     let key = server.post(&keys, ADMIN, &json!({})).await.expect(201);
     (id, text(&key["key"]))
 }
+
+#[tokio::test]
+async fn a_change_names_the_fields_that_differ_and_one_that_changes_nothing_leaves_no_entry() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let headers = json!({"x-token": "one"});
+    let made = tenant.endpoint(json!({"headers": headers})).await;
+    let endpoint = format!("/v1/endpoints/{}", text(&made["id"]));
+    let key = format!("/v1/admin/tenants/{}/keys/{}", tenant.id, tenant.key_id);
+    let limits = format!("/v1/admin/tenants/{}/limits", tenant.id);
+    let shown = tenant.get(&endpoint).await.expect(200);
+    let with = |name: &str, value: Value| {
+        let mut whole = shown.clone();
+        whole[name] = value;
+        whole
+    };
+    let (whole, patch, put) = (shown.clone(), Method::PATCH, Method::PUT);
+    let of_type = "/v1/event-types/a";
+    let schema = json!({"type": "object"});
+    let sent: Vec<(&Method, &str, &str, Value, Option<&[&str]>)> = vec![
+        (&patch, &endpoint, &tenant.key, whole, None),
+        (
+            &patch,
+            &endpoint,
+            &tenant.key,
+            json!({"enabled": true, "url": shown["url"]}),
+            None,
+        ),
+        (
+            &patch,
+            &endpoint,
+            &tenant.key,
+            with("description", json!("x")),
+            Some(&["description"]),
+        ),
+        (
+            &patch,
+            &endpoint,
+            &tenant.key,
+            json!({"description": "x", "headers": {"x-token": "two"}}),
+            Some(&["headers"]),
+        ),
+        (
+            &patch,
+            &endpoint,
+            &tenant.key,
+            json!({"backoff": {"base_seconds": 7}, "max_pending": null}),
+            Some(&["backoff"]),
+        ),
+        (
+            &patch,
+            &key,
+            ADMIN,
+            json!({"name": "n", "expires_at": null}),
+            Some(&["name"]),
+        ),
+        (
+            &patch,
+            &key,
+            ADMIN,
+            json!({"name": "n", "rate_limit": null}),
+            None,
+        ),
+        (
+            &put,
+            &limits,
+            ADMIN,
+            json!({"max_endpoints": 5, "events_per_day": null}),
+            Some(&["max_endpoints"]),
+        ),
+        (&put, &limits, ADMIN, json!({"max_endpoints": 5}), None),
+        (
+            &put,
+            &limits,
+            ADMIN,
+            json!({"max_event_types": 7}),
+            Some(&["max_endpoints", "max_event_types"]),
+        ),
+        (&put, of_type, &tenant.key, json!({}), Some(&[])),
+        (&put, of_type, &tenant.key, json!({}), None),
+        (
+            &put,
+            of_type,
+            &tenant.key,
+            json!({"schema": schema}),
+            Some(&["schema"]),
+        ),
+        (
+            &put,
+            of_type,
+            &tenant.key,
+            json!({"schema": schema, "description": "d"}),
+            Some(&["description"]),
+        ),
+        (
+            &put,
+            of_type,
+            &tenant.key,
+            json!({"schema": schema, "description": "d"}),
+            None,
+        ),
+    ];
+    for (method, path, key, body, expected) in sent {
+        let before = log(&tenant, "").await;
+        let reply = server
+            .send(method.clone(), path, Some(key), body.to_string(), &[])
+            .await;
+        reply.expect(200);
+        let after = log(&tenant, "").await;
+        let new = after.len() - before.len();
+        assert_eq!(
+            new,
+            usize::from(expected.is_some()),
+            "{method} {path} {body}"
+        );
+        if let Some(names) = expected {
+            assert_eq!(after[0]["changed"], json!(names), "{method} {path} {body}");
+        }
+    }
+}
