@@ -393,3 +393,41 @@ fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
 fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared::store::Role;
+    use shared::store::keys::OwnerKey;
+    use shared::store::tenants;
+    use shared::testing::TestCluster;
+
+    #[tokio::test]
+    async fn a_use_that_could_not_be_noted_is_noted_by_the_next_call() {
+        let mut cluster = TestCluster::new().await;
+        let pool = cluster
+            .database()
+            .pool(Role::Api, 1, Duration::from_secs(3));
+        let connections = Connections::new(pool.unwrap(), Duration::from_secs(1));
+        let clock = Arc::new(DatabaseClock::new());
+        let all = Keys::new(connections.clone(), clock, Limits::default(), BELIEVED);
+        let client = connections.get().await.unwrap();
+        let made = tenants::create_organization(&**client, "a").await.unwrap();
+        let owner = OwnerKey::Organization(made.key);
+        let (info, key) = keys::create(&**client, owner, "", &[], None).await.unwrap();
+        drop(client);
+        let request = actix_web::test::TestRequest::default().to_http_request();
+        assert!(all.key(key.reveal(), &request).await.is_ok());
+
+        cluster.stop().await.unwrap();
+        assert!(all.note_used().await.is_err());
+        cluster.start().await.unwrap();
+        all.note_used().await.unwrap();
+
+        let client = connections.get().await.unwrap();
+        let found = keys::find_for_update(&**client, owner, info.id)
+            .await
+            .unwrap();
+        assert!(found.unwrap().last_used_at.is_some());
+    }
+}

@@ -179,7 +179,10 @@ impl Auth {
                     ApiError::new(Kind::InvalidParameter, detail)
                 })?;
                 if selector == EVERY_TENANT {
-                    let detail = format!("`{TENANT_HEADER}: *` is for lists; name one tenant here");
+                    let detail = format!(
+                        "`{TENANT_HEADER}: *` is for GET of /v1/endpoints, /v1/events, /v1/deliveries, \
+                         /v1/audit-log and /v1/removals/{{id}}; name one tenant here"
+                    );
                     return Err(ApiError::new(Kind::InvalidParameter, detail));
                 }
                 let selected = self.select(organization, selector, known);
@@ -325,7 +328,10 @@ impl Auth {
             }
             None => {
                 let id: TenantId = selector.parse().map_err(|error| {
-                    ApiError::new(Kind::InvalidParameter, format!("{TENANT_HEADER}: {error}"))
+                    let detail = format!(
+                        "{TENANT_HEADER}: {error}; your own name for a tenant comes after `ext:`"
+                    );
+                    ApiError::new(Kind::InvalidParameter, detail)
                 })?;
                 let client = self.connections.get().await?;
                 tenants::find(&**client, Some(organization), id.0)

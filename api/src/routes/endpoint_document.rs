@@ -80,6 +80,9 @@ pub(super) fn read(
         Some(_) => "is read-only, and not what it is now: leave it out, or read the endpoint again",
     };
     fields.refuse(&READ_ONLY, what_to_do);
+    let rotate =
+        "cannot be set: it is made here, and POST /v1/endpoints/{id}/secret/rotate makes another";
+    fields.refuse(&["secret"], rotate);
     fields.finish()?;
     Ok(EndpointDraft {
         state: if enabled {

@@ -356,7 +356,11 @@ async fn signature_and_signing_are_kept_and_only_go_together_where_both_mean_som
             "/signing",
             "signs nothing",
         ),
-        (json!({"public_keys": ["whpk_x"]}), "/public_keys", "is read-only"),
+        (
+            json!({"public_keys": ["whpk_x"]}),
+            "/public_keys",
+            "is read-only",
+        ),
     ] {
         let problem = server
             .patch(&bench.path, &tenant.key, &fields)

@@ -39,4 +39,5 @@ mod stored;
 mod suspects;
 mod test_send;
 mod throttled;
+mod unrecorded;
 mod world;
