@@ -361,6 +361,21 @@ impl Scenario {
         }
     }
 
+    /// The same with so many attempts, where they are made by SQL.
+    #[must_use]
+    pub(super) fn with_rows(self, rows: i64) -> Self {
+        let load = match self.load {
+            Load::Scripted(Script::Lists { .. }) => {
+                Load::Scripted(Script::Lists { attempts: rows })
+            }
+            Load::Scripted(Script::Telemetry { .. }) => {
+                Load::Scripted(Script::Telemetry { samples: rows })
+            }
+            other => other,
+        };
+        Self { load, ..self }
+    }
+
     /// Whether events are posted: what is filled by SQL is read as it was filled.
     pub(super) const fn posts(&self) -> bool {
         !matches!(
