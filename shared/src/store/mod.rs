@@ -32,6 +32,7 @@ pub mod limits;
 pub mod migrate;
 pub mod notices;
 pub mod notify;
+pub mod oldest;
 pub mod organization_lists;
 pub mod partitions;
 pub mod pauses;
@@ -119,6 +120,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         sealed::STATEMENTS,
         backlog::STATEMENTS,
         gauges::STATEMENTS,
+        oldest::STATEMENTS,
         pipeline::STATEMENTS,
         stats::STATEMENTS,
     ]
