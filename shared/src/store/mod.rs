@@ -123,6 +123,8 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         oldest::STATEMENTS,
         pipeline::STATEMENTS,
         stats::STATEMENTS,
+        stats::judging::STATEMENTS,
+        stats::reading::STATEMENTS,
     ]
     .into_iter()
     .flatten()
