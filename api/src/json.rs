@@ -337,6 +337,15 @@ impl Fields {
         Some(value)
     }
 
+    /// Refuses fields that exist and cannot be written, in words that say what to do.
+    pub(crate) fn refuse(&mut self, names: &[&str], detail: &str) {
+        for name in names {
+            if self.values.remove(*name).is_some() {
+                self.wrong(name, detail);
+            }
+        }
+    }
+
     /// Ends the reading: unknown fields are errors.
     pub(crate) fn finish(mut self) -> Result<(), ApiError> {
         self.refuse_rest();

@@ -115,6 +115,7 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     let state = web::Data::new(State {
         auth: Auth::new(
             connections.clone(),
+            Arc::clone(&clock),
             config.admin_token.clone(),
             config.limits,
             config.believed,

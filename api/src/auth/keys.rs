@@ -2,7 +2,7 @@
 //!
 //! A known key is believed for [`FRESH`], asked about again in the background before that ends, and,
 //! when the database is away, believed for a minute in all ([`BELIEVED`]): an outage of a minute locks nobody
-//! out.
+//! out. One that ends by itself ends then too, by the database's clock as it was last read.
 //!
 //! # Invariants
 //! - A revocation holds within two seconds while the database answers.
@@ -19,7 +19,7 @@ use std::time::Duration;
 use actix_web::HttpRequest;
 use arc_swap::ArcSwap;
 use shared::domain::limits::{KeyRate, Limits};
-use shared::runtime::clock::{BootTime, boot_time};
+use shared::runtime::clock::{BootTime, DatabaseClock, boot_time};
 use shared::runtime::spawn_driver;
 use shared::store::StoreError;
 use shared::store::keys::{self, FoundKey, KeyHash, KeyOwner};
@@ -46,6 +46,8 @@ const LOOKUP_BUDGET: Duration = Duration::from_secs(2);
 /// How long the first look-up of a key may take, with the wait for its turn and for a database that is
 /// away: half of a request's deadline.
 const FIRST_LOOKUP_BUDGET: Duration = Duration::from_secs(5);
+/// How long noting which keys were used may take: less than a process has to stop.
+const NOTE_BUDGET: Duration = Duration::from_secs(4);
 /// How long a key that does not exist is refused without asking.
 const REFUSED: Duration = Duration::from_secs(1);
 /// How many keys that are not known may be looked up at once, and how many may wait for that.
@@ -129,6 +131,7 @@ struct Entry {
 /// Knows keys. Shared by all requests of a process.
 pub(super) struct Keys {
     connections: Connections,
+    clock: Arc<DatabaseClock>,
     default: Limits,
     /// [`BELIEVED`], but for tests.
     pub(super) believed: Duration,
@@ -140,9 +143,15 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    pub(super) fn new(connections: Connections, default: Limits, believed: Duration) -> Arc<Self> {
+    pub(super) fn new(
+        connections: Connections,
+        clock: Arc<DatabaseClock>,
+        default: Limits,
+        believed: Duration,
+    ) -> Arc<Self> {
         Arc::new(Self {
             connections,
+            clock,
             default,
             believed,
             entries: RwLock::default(),
@@ -153,18 +162,37 @@ impl Keys {
         })
     }
 
-    /// Notes in the database which keys were used since the last call.
+    /// Notes in the database which keys were used since the last call that could.
     pub(super) async fn note_used(&self) -> Result<(), StoreError> {
-        let used: Vec<Uuid> = read(&self.entries)
+        let used: Vec<Arc<Entry>> = read(&self.entries)
             .values()
             .filter(|entry| entry.used.swap(false, Ordering::Relaxed))
-            .map(|entry| entry.id)
+            .map(Arc::clone)
             .collect();
         if used.is_empty() {
             return Ok(());
         }
-        let client = self.connections.try_get().await?;
-        keys::touch(&**client, &used).await
+        let ids: Vec<Uuid> = used.iter().map(|entry| entry.id).collect();
+        // Waits for a connection: the last call of a process is not made again.
+        let noted = within(NOTE_BUDGET, async {
+            let client = self.connections.get().await?;
+            keys::touch(&**client, &ids).await
+        });
+        noted.await.inspect_err(|_| {
+            for entry in &used {
+                entry.used.store(true, Ordering::Relaxed);
+            }
+        })
+    }
+
+    /// The last answer about a key, while there is no other: it says when the key ends.
+    fn last_answer(&self, known: Arc<Known>) -> Result<Arc<Known>, ApiError> {
+        let has_ended = known.expires_at.is_some_and(|at| at <= self.clock.now());
+        if has_ended {
+            Err(unknown_key())
+        } else {
+            Ok(known)
+        }
     }
 
     /// What is known of the key with this text.
@@ -279,7 +307,7 @@ impl Keys {
         if failed.is_some_and(|at| boot_time().since(at) <= ASK_PAUSE) {
             // Those who waited for the one that asked do not ask again, one after the other.
             return if believed {
-                Ok(known)
+                self.last_answer(known)
             } else {
                 Err(StoreError::Unavailable("keys cannot be checked".to_owned()).into())
             };
@@ -300,7 +328,7 @@ impl Keys {
             Err(error) if believed && error.is_transient() => {
                 *failed = Some(boot_time());
                 tracing::warn!(%error, "keys cannot be checked; the last answer counts");
-                Ok(known)
+                self.last_answer(known)
             }
             Err(error) => {
                 *failed = Some(boot_time());
@@ -364,4 +392,42 @@ fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
 
 fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared::store::Role;
+    use shared::store::keys::OwnerKey;
+    use shared::store::tenants;
+    use shared::testing::TestCluster;
+
+    #[tokio::test]
+    async fn a_use_that_could_not_be_noted_is_noted_by_the_next_call() {
+        let mut cluster = TestCluster::new().await;
+        let pool = cluster
+            .database()
+            .pool(Role::Api, 1, Duration::from_secs(3));
+        let connections = Connections::new(pool.unwrap(), Duration::from_secs(1));
+        let clock = Arc::new(DatabaseClock::new());
+        let all = Keys::new(connections.clone(), clock, Limits::default(), BELIEVED);
+        let client = connections.get().await.unwrap();
+        let made = tenants::create_organization(&**client, "a").await.unwrap();
+        let owner = OwnerKey::Organization(made.key);
+        let (info, key) = keys::create(&**client, owner, "", &[], None).await.unwrap();
+        drop(client);
+        let request = actix_web::test::TestRequest::default().to_http_request();
+        assert!(all.key(key.reveal(), &request).await.is_ok());
+
+        cluster.stop().await.unwrap();
+        assert!(all.note_used().await.is_err());
+        cluster.start().await.unwrap();
+        all.note_used().await.unwrap();
+
+        let client = connections.get().await.unwrap();
+        let found = keys::find_for_update(&**client, owner, info.id)
+            .await
+            .unwrap();
+        assert!(found.unwrap().last_used_at.is_some());
+    }
 }

@@ -22,7 +22,7 @@ use actix_web::http::header;
 use actix_web::{HttpMessage as _, HttpRequest};
 use shared::domain::limits::Limits;
 use shared::ids::{TenantId, TenantKey};
-use shared::runtime::clock::{BootTime, boot_time};
+use shared::runtime::clock::{BootTime, DatabaseClock, boot_time};
 use shared::store::keys::{KeyOwner, hash};
 use shared::store::replies::KeyHolder;
 use shared::store::{StoreError, limits as limits_store, tenants};
@@ -80,12 +80,13 @@ struct Looked {
 impl Auth {
     pub(crate) fn new(
         connections: Connections,
+        clock: Arc<DatabaseClock>,
         admin_token: Option<String>,
         default: Limits,
         believed: Duration,
     ) -> Arc<Self> {
         Arc::new(Self {
-            keys: Keys::new(connections.clone(), default, believed),
+            keys: Keys::new(connections.clone(), clock, default, believed),
             connections,
             admin_token,
             tenants: RwLock::default(),
@@ -178,7 +179,10 @@ impl Auth {
                     ApiError::new(Kind::InvalidParameter, detail)
                 })?;
                 if selector == EVERY_TENANT {
-                    let detail = format!("`{TENANT_HEADER}: *` is for lists; name one tenant here");
+                    let detail = format!(
+                        "`{TENANT_HEADER}: *` is for GET of /v1/endpoints, /v1/events, /v1/deliveries, \
+                         /v1/audit-log and /v1/removals/{{id}}; name one tenant here"
+                    );
                     return Err(ApiError::new(Kind::InvalidParameter, detail));
                 }
                 let selected = self.select(organization, selector, known);
@@ -324,7 +328,10 @@ impl Auth {
             }
             None => {
                 let id: TenantId = selector.parse().map_err(|error| {
-                    ApiError::new(Kind::InvalidParameter, format!("{TENANT_HEADER}: {error}"))
+                    let detail = format!(
+                        "{TENANT_HEADER}: {error}; your own name for a tenant comes after `ext:`"
+                    );
+                    ApiError::new(Kind::InvalidParameter, detail)
                 })?;
                 let client = self.connections.get().await?;
                 tenants::find(&**client, Some(organization), id.0)

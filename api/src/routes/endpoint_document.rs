@@ -25,6 +25,7 @@ mod shown;
 mod signature;
 
 pub(super) use self::opened::{Opened, open};
+use self::shown::READ_ONLY;
 pub(super) use self::shown::{
     CreatedEndpoint, Document, EndpointPatch, NewEndpoint, has_read_only,
 };
@@ -74,6 +75,14 @@ pub(super) fn read(
         client_certificate: opened::client_certificate(&mut fields, current.0),
     };
     let metadata = metadata(&mut fields);
+    let what_to_do = match current.1 {
+        None => "is read-only: leave it out",
+        Some(_) => "is read-only, and not what it is now: leave it out, or read the endpoint again",
+    };
+    fields.refuse(&READ_ONLY, what_to_do);
+    let rotate =
+        "cannot be set: it is made here, and POST /v1/endpoints/{id}/secret/rotate makes another";
+    fields.refuse(&["secret"], rotate);
     fields.finish()?;
     Ok(EndpointDraft {
         state: if enabled {
@@ -91,6 +100,26 @@ pub(super) fn read(
         sealed_client_certificate: sealed.seal_client_certificate(current, id, rules.keys),
         metadata,
     })
+}
+
+/// Names of the fields that a change made different; none of an endpoint that was deleted.
+pub(super) fn changed(before: &Endpoint, after: &Endpoint) -> Vec<String> {
+    if after.draft.state == EndpointState::Deleted {
+        return Vec::new();
+    }
+    let writable = |endpoint| Document::new(endpoint, None, &[], About::default()).writable();
+    let (was, mut is) = (writable(before), writable(after));
+    is.retain(|name, value| was.get(name) != Some(value));
+    let mut names: Vec<String> = is.into_iter().map(|(name, _)| name).collect();
+    // What did not change keeps its seal.
+    if before.draft.sealed_headers != after.draft.sealed_headers {
+        names.push("headers".to_owned());
+    }
+    if before.draft.sealed_client_certificate != after.draft.sealed_client_certificate {
+        names.push(opened::CLIENT_CERTIFICATE.to_owned());
+    }
+    names.sort();
+    names
 }
 
 /// The current document, with a merge patch applied (RFC 7396).

@@ -261,10 +261,8 @@ pub(super) async fn change(
     let condition = Condition::of(&request)?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let patch = without_what_is_shown(&app, caller, id, patch(&body)?).await?;
-    let names: Vec<String> = patch.keys().cloned().collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let change = ("endpoint.updated", names.as_slice());
-    let document = update(&app, &request, (caller, id.0), change, |current| {
+    let action = "endpoint.updated";
+    let document = update(&app, &request, (caller, id.0), action, |current| {
         condition.check(current.version)?;
         let opened = document::open(current, &app.config.master_keys).ok_or_else(|| {
             ApiError::new(
@@ -366,7 +364,7 @@ async fn set_state(
         EndpointState::Disabled => "endpoint.disabled",
         EndpointState::Deleted => "endpoint.deleted",
     };
-    update(app, request, (caller, id.0), (action, &[]), |current| {
+    update(app, request, (caller, id.0), action, |current| {
         condition.check(current.version)?;
         Ok(EndpointDraft {
             state,
@@ -391,7 +389,7 @@ async fn update(
     app: &App,
     request: &HttpRequest,
     (caller, id): (Caller, Uuid),
-    (action, names): (&'static str, &[&str]),
+    action: &'static str,
     change: impl FnOnce(&Endpoint) -> Result<EndpointDraft, ApiError>,
 ) -> Result<Document, ApiError> {
     let mut client = app.client().await?;
@@ -408,7 +406,9 @@ async fn update(
     let endpoint = store::update(&transaction, caller.tenant, &current, &draft).await?;
     secrets::ensure_pair(app, &transaction, &endpoint).await?;
     let object = Object::new("endpoint", id);
-    audit::record(&*transaction, (request, caller), action, object, names).await?;
+    let names = document::changed(&current, &endpoint);
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    audit::record(&*transaction, (request, caller), action, object, &names).await?;
     transaction.commit().await?;
     notify::commands(&**client).await;
     read_and_shown(app, &**client, &endpoint, caller).await

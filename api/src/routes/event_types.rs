@@ -119,12 +119,20 @@ pub(super) async fn declare(
         let detail = format!("the tenant has used {most} event types, which is the limit");
         return Err(ApiError::new(Kind::LimitReached, detail));
     };
-    let changed = ["description", "schema"];
-    let action = "event_type.declared";
-    audit::record(&*transaction, (&request, caller), action, OBJECT, &changed).await?;
+    if !declared.is_new && declared.changed.is_empty() {
+        transaction.rollback().await?;
+        let found = store::find(&**client, tenant, name).await?;
+        let found = found.ok_or_else(missing)?;
+        return reply(StatusCode::OK, &EventTypeDocument::from(found));
+    }
+    let (action, changed) = ("event_type.declared", &declared.changed);
+    audit::record(&*transaction, (&request, caller), action, OBJECT, changed).await?;
     transaction.commit().await?;
     drop(client);
-    reply(StatusCode::OK, &EventTypeDocument::from(declared))
+    reply(
+        StatusCode::OK,
+        &EventTypeDocument::from(declared.event_type),
+    )
 }
 
 /// Delete an event type
@@ -176,6 +184,10 @@ fn read(body: &[u8]) -> Result<(Option<String>, Option<String>), ApiError> {
     let mut fields = Fields::parse(body)?;
     let description = fields.short_text("description", MOST_DESCRIPTION);
     let schema = fields.take("schema");
+    fields.refuse(
+        &["type", "created_at", "updated_at"],
+        "is read-only: leave it out",
+    );
     fields.finish()?;
     let Some(schema) = schema else {
         return Ok((description, None));

@@ -5,13 +5,15 @@
 //! - S2: the text of a key is in the reply that creates it and nowhere else.
 //! - A key that is made by a key may do no more than that one: no other scopes, not for longer, not faster.
 
+use std::collections::HashSet;
+
 use actix_web::http::StatusCode;
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
 use shared::domain::audit::Object;
 use shared::domain::limits::KeyRate;
 use shared::ids::{KeyId, OrganizationId, TenantId};
-use shared::store::keys::{self, OwnerKey};
+use shared::store::keys::{self, KeyInfo, OwnerKey};
 use shared::store::tenants as store;
 use time::OffsetDateTime;
 
@@ -28,6 +30,8 @@ use crate::problem::ApiError;
 
 /// The fastest that a key may be limited to.
 const MOST_RATE: u32 = 1_000_000;
+/// What is shown of a key and cannot be written.
+const READ_ONLY: [&str; 5] = ["id", "hint", "created_at", "revoked_at", "last_used_at"];
 
 /// Create a key
 ///
@@ -57,7 +61,9 @@ pub(super) async fn create(
     let rate = key_owner.rate(&mut fields);
     let scopes = fields.texts("scopes", Scope::ALL.len());
     let legal = key_owner.scopes();
-    let scopes = scopes.unwrap_or_else(|| legal.clone());
+    let mut scopes = scopes.unwrap_or_else(|| legal.clone());
+    let mut seen = HashSet::new();
+    scopes.retain(|scope| seen.insert(scope.clone()));
     check_scopes(&mut fields, &legal, &scopes);
     if expires_at.is_some_and(|at| at <= app.clock.now()) {
         fields.wrong("expires_at", "must be in the future");
@@ -162,11 +168,17 @@ pub(super) async fn change(
     let name = fields.short_text("name", MOST_NAME);
     let expires_at = manager.end(&mut fields);
     let rate = manager.rate(&mut fields);
+    fields.refuse(
+        &["scopes"],
+        "cannot be changed: make another key, and revoke this one",
+    );
+    fields.refuse(&READ_ONLY, "is read-only: leave it out");
     fields.finish()?;
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
     let found = keys::find_for_update(&*transaction, manager.owner, id.0).await?;
-    let mut key = found.ok_or_else(|| ApiError::not_found("key"))?;
+    let before = found.ok_or_else(|| ApiError::not_found("key"))?;
+    let mut key = before.clone();
     key.name = name.unwrap_or(key.name);
     if given("expires_at") {
         key.expires_at = expires_at;
@@ -174,9 +186,13 @@ pub(super) async fn change(
     if given("rate_limit") {
         key.rate = rate;
     }
+    let names = different(&before, &key);
+    if names.is_empty() {
+        transaction.rollback().await?;
+        return reply(StatusCode::OK, &Key::new(before));
+    }
     let changed = keys::update(&*transaction, &key).await?;
     let object = Object::new("key", id.0);
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     audit::record(
         &*transaction,
         (&request, manager.by),
@@ -187,6 +203,18 @@ pub(super) async fn change(
     .await?;
     transaction.commit().await?;
     reply(StatusCode::OK, &Key::new(changed))
+}
+
+/// Names of the fields that are others now.
+fn different(before: &KeyInfo, after: &KeyInfo) -> Vec<&'static str> {
+    [
+        ("expires_at", before.expires_at != after.expires_at),
+        ("name", before.name != after.name),
+        ("rate_limit", before.rate != after.rate),
+    ]
+    .into_iter()
+    .filter_map(|(name, differs)| differs.then_some(name))
+    .collect()
 }
 
 /// Who manages whose keys: the operator everybody's, an organization with the scope `keys:write` those of

@@ -153,7 +153,6 @@ pub(super) async fn set(
     app.auth.admin(&request)?;
     let body = json::read(&request, payload, json::MOST_BYTES).await?;
     let mut fields = Fields::parse(&body)?;
-    let names = fields.names();
     let organization = request.match_info().get("owner") == Some("organizations");
     let limits = Limits {
         rate_limit: key_rate(&mut fields),
@@ -169,21 +168,25 @@ pub(super) async fn set(
     let mut client = app.client().await?;
     let transaction = client.transaction().await?;
     let owner = owner(&*transaction, &request).await?;
-    let (by, object) = match owner {
+    let (before, by, object) = match owner {
         Owner::Tenant(tenant, id) => {
-            store::set_tenant(&*transaction, tenant, &limits).await?;
+            let before = store::set_tenant(&*transaction, tenant, &limits).await?;
             let object = Object::new("tenant", id);
-            (Change::by_admin(Some(tenant), None), object)
+            (before, Change::by_admin(Some(tenant), None), object)
         }
         Owner::Organization(organization, id) => {
-            store::set_organization(&*transaction, organization, &limits).await?;
+            let before = store::set_organization(&*transaction, organization, &limits).await?;
             let object = Object::new("organization", id);
-            (Change::by_admin(None, Some(organization)), object)
+            (before, Change::by_admin(None, Some(organization)), object)
         }
     };
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    audit::record(&*transaction, (&request, by), "limits.set", object, &names).await?;
-    transaction.commit().await?;
+    let names = before.different(limits);
+    if names.is_empty() {
+        transaction.rollback().await?;
+    } else {
+        audit::record(&*transaction, (&request, by), "limits.set", object, &names).await?;
+        transaction.commit().await?;
+    }
     reply(StatusCode::OK, &read(&app, &**client, owner).await?)
 }
 

@@ -226,3 +226,96 @@ async fn organization(server: &Server) -> (String, String) {
     let key = server.post(&keys, ADMIN, &json!({})).await.expect(201);
     (id, text(&key["key"]))
 }
+
+/// Sends each body, which is to leave an entry that names these fields, or none.
+async fn leave(
+    tenant: &Tenant<'_>,
+    (method, path, key): (Method, &str, &str),
+    sent: Vec<(Value, Option<Value>)>,
+) {
+    for (body, expected) in sent {
+        let before = log(tenant, "").await.len();
+        let text = body.to_string();
+        let reply = tenant
+            .server
+            .send(method.clone(), path, Some(key), text, &[]);
+        reply.await.expect(200);
+        let after = log(tenant, "").await;
+        let new = &after[..after.len() - before];
+        let changed: Vec<&Value> = new.iter().map(|row| &row["changed"]).collect();
+        let expected: Vec<&Value> = expected.iter().collect();
+        assert_eq!(changed, expected, "{method} {path} {body}");
+    }
+}
+
+#[tokio::test]
+async fn a_change_of_an_endpoint_names_the_fields_that_differ_and_none_leaves_no_entry() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let headers = json!({"x-token": "one"});
+    let made = tenant.endpoint(json!({"headers": headers})).await;
+    let path = format!("/v1/endpoints/{}", text(&made["id"]));
+    let shown = tenant.get(&path).await.expect(200);
+    let mut whole = shown.clone();
+    whole["description"] = json!("x");
+    let sent = vec![
+        (shown.clone(), None),
+        (json!({"enabled": true, "url": shown["url"]}), None),
+        (whole, Some(json!(["description"]))),
+        (
+            json!({"description": "x", "headers": {"x-token": "two"}}),
+            Some(json!(["headers"])),
+        ),
+        (
+            json!({"backoff": {"base_seconds": 7}, "max_pending": null}),
+            Some(json!(["backoff"])),
+        ),
+        (
+            json!({"enabled": false, "url": "http://127.0.0.1/other"}),
+            Some(json!(["enabled", "url"])),
+        ),
+    ];
+    leave(&tenant, (Method::PATCH, &path, &tenant.key), sent).await;
+}
+
+#[tokio::test]
+async fn a_change_of_keys_limits_and_types_names_what_differs_and_none_leaves_no_entry() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let of_tenant = format!("/v1/admin/tenants/{}", tenant.id);
+    let key = format!("{of_tenant}/keys/{}", tenant.key_id);
+    let sent = vec![
+        (
+            json!({"name": "n", "expires_at": null}),
+            Some(json!(["name"])),
+        ),
+        (json!({"name": "n", "rate_limit": null}), None),
+    ];
+    leave(&tenant, (Method::PATCH, &key, ADMIN), sent).await;
+
+    let limits = format!("{of_tenant}/limits");
+    let sent = vec![
+        (
+            json!({"max_endpoints": 5, "events_per_day": null}),
+            Some(json!(["max_endpoints"])),
+        ),
+        (json!({"max_endpoints": 5}), None),
+        (
+            json!({"max_event_types": 7}),
+            Some(json!(["max_endpoints", "max_event_types"])),
+        ),
+    ];
+    leave(&tenant, (Method::PUT, &limits, ADMIN), sent).await;
+
+    let schema = json!({"type": "object"});
+    let both = json!({"schema": schema, "description": "d"});
+    let sent = vec![
+        (json!({}), Some(json!([]))),
+        (json!({}), None),
+        (json!({"schema": schema}), Some(json!(["schema"]))),
+        (both.clone(), Some(json!(["description"]))),
+        (both, None),
+    ];
+    let path = "/v1/event-types/a";
+    leave(&tenant, (Method::PUT, path, &tenant.key), sent).await;
+}

@@ -117,6 +117,9 @@ async fn a_document_is_changed_and_sent_back_as_a_whole() {
         let problem = server.patch(&path, &tenant.key, &patch).await;
         let problem = problem.problem(422, "invalid-fields");
         assert_eq!(problem["errors"][0]["pointer"], format!("/{field}"));
+        let detail = text(&problem["errors"][0]["detail"]);
+        assert!(detail.contains("read-only"), "{detail}");
+        assert!(detail.contains("leave it out"), "{detail}");
     }
 }
 

@@ -154,6 +154,42 @@ async fn a_key_lives_no_longer_and_is_no_faster_than_the_key_that_makes_it() {
 }
 
 #[tokio::test]
+async fn a_scope_that_is_asked_for_twice_is_there_once_and_in_its_place() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let keys = format!("/v1/admin/tenants/{}/keys", tenant.id);
+    let asked = json!({"scopes": ["replay", "read", "replay", "read"]});
+
+    let made = server.post(&keys, ADMIN, &asked).await.expect(201);
+
+    assert_eq!(made["scopes"], json!(["replay", "read"]));
+    let listed = server.get(&keys, ADMIN).await.expect(200);
+    assert_eq!(listed["data"][0]["scopes"], json!(["replay", "read"]));
+}
+
+#[tokio::test]
+async fn what_cannot_be_changed_of_a_key_is_refused_in_words_that_help() {
+    let (_database, server) = world().await;
+    let tenant = server.tenant("acme").await;
+    let path = format!("/v1/admin/tenants/{}/keys/{}", tenant.id, tenant.key_id);
+    for (patch, pointer, words) in [
+        (json!({"scopes": ["read"]}), "/scopes", "make another key"),
+        (
+            json!({"hint": "prk_"}),
+            "/hint",
+            "is read-only: leave it out",
+        ),
+        (json!({"hnit": "prk_"}), "/hnit", "is not a known field"),
+    ] {
+        let reply = server.patch(&path, ADMIN, &patch).await;
+        let problem = reply.problem(422, "invalid-fields");
+        assert_eq!(problem["errors"][0]["pointer"], pointer);
+        let detail = text(&problem["errors"][0]["detail"]);
+        assert!(detail.contains(words), "{detail}");
+    }
+}
+
+#[tokio::test]
 async fn keys_of_tenants_need_a_scope_of_their_own() {
     let (_database, server) = world().await;
     let (_, key) = organization(&server, json!(["tenants:write", "read"])).await;

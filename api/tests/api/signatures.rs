@@ -357,9 +357,9 @@ async fn signature_and_signing_are_kept_and_only_go_together_where_both_mean_som
             "signs nothing",
         ),
         (
-            json!({"public_keys": []}),
+            json!({"public_keys": ["whpk_x"]}),
             "/public_keys",
-            "not a known field",
+            "is read-only",
         ),
     ] {
         let problem = server

@@ -8,8 +8,9 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::json;
-use shared::runtime::clock::boot_time;
+use shared::runtime::clock::{boot_time, wall_time};
 use shared::testing::{TestDatabase, eventually};
+use time::format_description::well_known::Rfc3339;
 
 use crate::app::{ADMIN, PATIENCE, Reply, Server, text};
 use crate::matrix::{Operation, World, key_of, operations, scopes_for};
@@ -196,4 +197,40 @@ async fn a_key_counts_for_as_long_as_it_is_believed_and_no_longer() {
         (post().await.status == 403).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_key_ends_at_its_end_also_while_the_database_cannot_be_asked() {
+    let database = TestDatabase::new().await;
+    let proxy = Proxy::start(database.url());
+    let config = Config::for_testing(proxy.database.clone()).with_deadline(DEADLINE);
+    let server = Server::start_with(config).await;
+    server.ready().await;
+    let tenant = server.tenant("acme").await;
+    let keys = format!("/v1/admin/tenants/{}/keys", tenant.id);
+    let end = wall_time() + Duration::from_secs(6);
+    let ends = json!({"scopes": ["read"], "expires_at": end.format(&Rfc3339).unwrap()});
+    let ends = text(&server.post(&keys, ADMIN, &ends).await.expect(201)["key"]);
+    let stays = server
+        .post(&keys, ADMIN, &json!({"scopes": ["read"]}))
+        .await;
+    let stays = text(&stays.expect(201)["key"]);
+    let event = json!({"type": "a", "payload": 1});
+    // What it may not do is known without the database, as long as the key is.
+    let post = async |key: &str| server.post("/v1/events", key, &event).await;
+
+    for key in [&ends, &stays] {
+        post(key).await.problem(403, "missing-scope");
+    }
+    proxy.be_silent(true);
+    let refused = eventually(PATIENCE, || async {
+        let reply = post(&ends).await;
+        (reply.status != 403).then_some(reply)
+    })
+    .await;
+
+    assert!(wall_time() >= end - Duration::from_millis(500));
+    refused.problem(401, "unauthorized");
+    post(&stays).await.problem(403, "missing-scope");
+    proxy.be_silent(false);
 }

@@ -228,8 +228,12 @@ impl Summary<'_> {
             row("API", &format!("{}/v1", self.url));
             row("key", self.key);
             row("admin", &self.state.admin_hint());
-            row("metrics", &format!("http://{}/metrics (API)", self.api));
-            row("", &format!("http://{}/metrics (worker)", self.worker));
+            // One process, one registry: both addresses show the same.
+            row(
+                "metrics",
+                &format!("http://{}/metrics (API and worker)", self.api),
+            );
+            row("", &format!("make observe TARGETS={}", self.api));
             row("receiver", &format!("http://{}/", self.receiver));
             if let Some(url) = self.database_url {
                 row("database", &format!("psql '{url}'"));

@@ -35,13 +35,17 @@ pub(super) struct State {
     dir: Option<PathBuf>,
     master_key: String,
     admin_token: String,
+    /// Whether POSTRIDER_ADMIN_TOKEN is set, and used instead.
+    has_other_token: bool,
 }
 
 impl State {
     /// Reads the folder's secrets, or makes them.
     pub(super) fn open(settings: &Settings, ephemeral: bool) -> Result<Self, Failure> {
+        let has_other_token = settings.get("POSTRIDER_ADMIN_TOKEN").is_some();
         if ephemeral {
             return Ok(Self {
+                has_other_token,
                 dir: None,
                 master_key: new_master_key(),
                 admin_token: new_token(),
@@ -53,6 +57,7 @@ impl State {
             master_key: kept(&dir.join(MASTER_KEY), new_master_key)?,
             admin_token: kept(&dir.join(ADMIN_TOKEN), new_token)?,
             dir: Some(dir),
+            has_other_token,
         })
     }
 
@@ -61,8 +66,11 @@ impl State {
         self.dir.as_ref().map(|dir| dir.join("postgres"))
     }
 
-    /// How to find the admin token.
+    /// How to find the admin token: that of POSTRIDER_ADMIN_TOKEN, where it is set, is not repeated.
     pub(super) fn admin_hint(&self) -> String {
+        if self.has_other_token {
+            return "token of POSTRIDER_ADMIN_TOKEN".to_owned();
+        }
         match &self.dir {
             Some(dir) => format!("token in {}", dir.join(ADMIN_TOKEN).display()),
             None => format!("token {}", self.admin_token),
@@ -190,6 +198,17 @@ mod tests {
                 .mode();
             assert_eq!(mode & 0o777, 0o600, "{name}");
         }
+    }
+
+    #[test]
+    fn the_admin_token_that_is_shown_is_the_one_that_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = Settings::default().with("POSTRIDER_ADMIN_TOKEN", "a-token-of-the-operator");
+
+        let state = State::open(&own.unwrap(), true).unwrap();
+
+        assert_eq!(state.admin_hint(), "token of POSTRIDER_ADMIN_TOKEN");
+        assert!(open(dir.path()).admin_hint().contains(ADMIN_TOKEN));
     }
 
     #[test]

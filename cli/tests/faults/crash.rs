@@ -19,7 +19,7 @@ const WAITING: usize = 400;
 /// Architecture §8.
 const RESUMED: Duration = Duration::from_secs(10);
 
-/// D2: what was acknowledged is there after the crash, and delivered. A post that comes while the
+/// D2, F87: what was acknowledged is there after the crash, and delivered. A post that comes while the
 /// database is away waits and is accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_crashes_of_the_database_lose_nothing_and_are_no_error_for_anyone() {

@@ -40,4 +40,5 @@ mod suspects;
 mod test_send;
 mod throttled;
 mod traces;
+mod unrecorded;
 mod world;

@@ -409,11 +409,11 @@ async fn one_worker_alone_shows_what_is_true_of_the_installation() {
     let other = 1 - leader;
 
     workers[leader].process.signal(Signal::STOP);
-    let mut asleep = Connection::open(addrs[leader]).await.unwrap();
     eventually(TAKE_OVER + STANDBY, || async {
         Scrape::of(addrs[other]).await.leads("gauges").then_some(())
     })
     .await;
+    let mut asleep = Connection::open(addrs[leader]).await.unwrap();
     workers[leader].process.signal(Signal::CONT);
     let woken = asleep
         .exchange(&request("GET", "/metrics", None, b""))

@@ -333,7 +333,7 @@ impl World {
         self.each_delivery_of_one_event();
     }
 
-    /// Every delivery is waiting, delivered, dead or closed, and exactly one of these (D6, D8); a
+    /// Every delivery is waiting, delivered, dead or closed, and exactly one of these (D6, D8, F88); a
     /// final status stands on one attempt only, and on none of a fenced worker (D3).
     pub(crate) async fn each_delivery_in_one_place(&self) {
         let misplaced = "

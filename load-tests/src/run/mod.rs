@@ -37,6 +37,9 @@ pub struct RunArguments {
     /// Seconds of the measured window
     #[arg(long)]
     seconds: Option<f64>,
+    /// How many attempts are in the table, where a scenario fills it by SQL
+    #[arg(long)]
+    rows: Option<i64>,
     /// Where the results go
     #[arg(long, default_value = "load-tests/results")]
     results: PathBuf,
@@ -87,6 +90,10 @@ fn chosen(arguments: &RunArguments) -> anyhow::Result<Vec<Scenario>> {
         .map(|scenario| Scenario {
             seconds: arguments.seconds.unwrap_or(scenario.seconds),
             ..scenario
+        })
+        .map(|scenario| match arguments.rows {
+            Some(rows) => scenario.with_rows(rows),
+            None => scenario,
         })
         .collect();
     if chosen.is_empty() {

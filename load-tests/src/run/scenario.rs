@@ -361,6 +361,18 @@ impl Scenario {
         }
     }
 
+    /// The same with so many attempts, where they are made by SQL.
+    #[must_use]
+    pub(super) fn with_rows(mut self, rows: i64) -> Self {
+        if let Load::Scripted(
+            Script::Lists { attempts: own } | Script::Telemetry { samples: own },
+        ) = &mut self.load
+        {
+            *own = rows;
+        }
+        self
+    }
+
     /// Whether events are posted: what is filled by SQL is read as it was filled.
     pub(super) const fn posts(&self) -> bool {
         !matches!(

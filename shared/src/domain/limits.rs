@@ -57,6 +57,31 @@ impl Limits {
         }
     }
 
+    /// Names of the limits that are others than these.
+    #[must_use]
+    pub fn different(self, other: Self) -> Vec<&'static str> {
+        [
+            (
+                "events_per_day",
+                self.events_per_day != other.events_per_day,
+            ),
+            (
+                "events_per_month",
+                self.events_per_month != other.events_per_month,
+            ),
+            ("max_endpoints", self.max_endpoints != other.max_endpoints),
+            (
+                "max_event_types",
+                self.max_event_types != other.max_event_types,
+            ),
+            ("max_tenants", self.max_tenants != other.max_tenants),
+            ("rate_limit", self.rate_limit != other.rate_limit),
+        ]
+        .into_iter()
+        .filter_map(|(name, differs)| differs.then_some(name))
+        .collect()
+    }
+
     /// Whether events have to be counted.
     #[must_use]
     pub const fn count_events(&self) -> bool {

@@ -48,6 +48,7 @@ const RAISE_VERSION: &str =
 
 /// Uses `event_types_tenant_id_name_key`.
 const DECLARE: &str = "
+WITH before AS (SELECT declared_at, description, schema FROM event_types WHERE tenant_id = $1 AND name = $2)
 INSERT INTO event_types AS t (tenant_id, name, declared_at, updated_at, description, schema, schema_version)
 SELECT $1, $2, now(), now(), $3, $4, $5
 WHERE EXISTS (SELECT FROM event_types WHERE tenant_id = $1 AND name = $2)
@@ -55,7 +56,9 @@ WHERE EXISTS (SELECT FROM event_types WHERE tenant_id = $1 AND name = $2)
 ON CONFLICT (tenant_id, name) DO UPDATE
 SET declared_at = coalesce(t.declared_at, now()), updated_at = now(), description = excluded.description,
     schema = excluded.schema, schema_version = excluded.schema_version
-RETURNING t.id, t.name, t.description, t.schema, t.created_at, t.updated_at";
+RETURNING t.id, t.name, t.description, t.schema, t.created_at, t.updated_at,
+  NOT EXISTS (SELECT FROM before WHERE declared_at IS NOT NULL),
+  (SELECT description FROM before) IS DISTINCT FROM t.description, (SELECT schema FROM before) IS DISTINCT FROM t.schema";
 
 /// Uses `event_types_tenant_id_name_key`.
 const TAKE_BACK: &str = "
@@ -154,6 +157,17 @@ pub async fn find(
     row.as_ref().map(|row| event_type(row, 0)).transpose()
 }
 
+/// A type as it was declared, and what that changed.
+#[derive(Debug)]
+pub struct Declared {
+    /// As it is now.
+    pub event_type: EventType,
+    /// Whether it was not declared before.
+    pub is_new: bool,
+    /// Names of the fields that are others now.
+    pub changed: Vec<&'static str>,
+}
+
 /// Sets description and schema; `None` when it would be more than [`MAX_TYPES`]. In a transaction.
 ///
 /// # Errors
@@ -164,7 +178,8 @@ pub async fn declare(
     name: &str,
     description: Option<&str>,
     schema: Option<&str>,
-) -> Result<Option<EventType>, StoreError> {
+) -> Result<Option<Declared>, StoreError> {
+    // Also the lock that makes what was there before the statement all that was there before it.
     let version = raise_version(transaction, tenant).await?;
     let version = schema.map(|_| version);
     let row = transaction
@@ -180,7 +195,20 @@ pub async fn declare(
             ],
         )
         .await?;
-    row.as_ref().map(|row| event_type(row, 0)).transpose()
+    let Some(row) = row else {
+        return Ok(None);
+    };
+    let mut changed = Vec::new();
+    for (name, column) in [("description", 7), ("schema", 8)] {
+        if row.try_get(column)? {
+            changed.push(name);
+        }
+    }
+    Ok(Some(Declared {
+        event_type: event_type(&row, 0)?,
+        is_new: row.try_get(6)?,
+        changed,
+    }))
 }
 
 /// Removes description and schema. In a transaction.

@@ -7,8 +7,8 @@
 //! - S3: every statement names the tenant or the organization.
 
 use time::{Date, OffsetDateTime};
-use tokio_postgres::GenericClient;
 use tokio_postgres::types::Json;
+use tokio_postgres::{GenericClient, Row};
 
 use super::StoreError;
 use crate::domain::limits::Limits;
@@ -19,8 +19,26 @@ const OF_TENANT: &str = "
 SELECT t.limits, coalesce(o.limits, '{}') FROM tenants t LEFT JOIN organizations o ON o.id = t.organization_id
 WHERE t.id = $1";
 const OF_ORGANIZATION: &str = "SELECT limits FROM organizations WHERE id = $1";
-const SET_TENANT: &str = "UPDATE tenants SET limits = $2, changed_at = now() WHERE id = $1";
-const SET_ORGANIZATION: &str = "UPDATE organizations SET limits = $2 WHERE id = $1";
+/// Sets limits; which ones were there before.
+macro_rules! set {
+    ($table:literal, $more:literal) => {
+        concat!(
+            "
+UPDATE ",
+            $table,
+            " t SET limits = $2",
+            $more,
+            "
+FROM (SELECT id, limits FROM ",
+            $table,
+            " WHERE id = $1 FOR UPDATE) before
+WHERE t.id = before.id RETURNING before.limits"
+        )
+    };
+}
+
+const SET_TENANT: &str = set!("tenants", ", changed_at = now()");
+const SET_ORGANIZATION: &str = set!("organizations", "");
 
 /// Uses `endpoints_tenant`; a tenant has at most 10,000.
 const COUNT_ENDPOINTS: &str = "SELECT count(*) FROM endpoints WHERE tenant_id = $1 AND state <> 3";
@@ -93,7 +111,7 @@ pub async fn of_organization(
     Ok(limits)
 }
 
-/// Sets a tenant's own limits.
+/// Sets a tenant's own limits; those of before.
 ///
 /// # Errors
 /// Any [`StoreError`].
@@ -101,14 +119,14 @@ pub async fn set_tenant(
     client: &impl GenericClient,
     tenant: TenantKey,
     limits: &Limits,
-) -> Result<(), StoreError> {
-    client
-        .execute(SET_TENANT, &[&tenant.0, &Json(limits)])
+) -> Result<Limits, StoreError> {
+    let row = client
+        .query_opt(SET_TENANT, &[&tenant.0, &Json(limits)])
         .await?;
-    Ok(())
+    before(row.as_ref())
 }
 
-/// Sets an organization's limits.
+/// Sets an organization's limits; those of before.
 ///
 /// # Errors
 /// Any [`StoreError`].
@@ -116,11 +134,18 @@ pub async fn set_organization(
     client: &impl GenericClient,
     organization: i32,
     limits: &Limits,
-) -> Result<(), StoreError> {
-    client
-        .execute(SET_ORGANIZATION, &[&organization, &Json(limits)])
+) -> Result<Limits, StoreError> {
+    let row = client
+        .query_opt(SET_ORGANIZATION, &[&organization, &Json(limits)])
         .await?;
-    Ok(())
+    before(row.as_ref())
+}
+
+fn before(row: Option<&Row>) -> Result<Limits, StoreError> {
+    let Some(row) = row else {
+        return Ok(Limits::default());
+    };
+    Ok(row.try_get::<_, Json<Limits>>(0)?.0)
 }
 
 /// How many endpoints a tenant has.

@@ -32,6 +32,7 @@ pub mod limits;
 pub mod migrate;
 pub mod notices;
 pub mod notify;
+pub mod oldest;
 pub mod organization_lists;
 pub mod partitions;
 pub mod pauses;
@@ -119,8 +120,11 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         sealed::STATEMENTS,
         backlog::STATEMENTS,
         gauges::STATEMENTS,
+        oldest::STATEMENTS,
         pipeline::STATEMENTS,
         stats::STATEMENTS,
+        stats::judging::STATEMENTS,
+        stats::reading::STATEMENTS,
     ]
     .into_iter()
     .flatten()

@@ -6,11 +6,11 @@
 //!   [`MOST_ATTEMPTS`]; the rest is one probe per endpoint.
 
 use time::OffsetDateTime;
+use tokio_postgres::GenericClient;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{GenericClient, Row};
 use uuid::Uuid;
 
-use super::StoreError;
+use super::{StoreError, oldest};
 use crate::ids::{TenantKey, created_at};
 
 /// The largest count; a count of so many is a lower bound.
@@ -19,10 +19,6 @@ pub const MOST_COUNTED: u64 = 10_000;
 const MOST_ATTEMPTS: i64 = 20_000;
 /// Dead letters that are looked at: those that were replayed do not count.
 const MOST_DEAD_LETTERS: i64 = 50_000;
-/// An endpoint with a rate limit that was sent to this long ago, in seconds, waits for its limit and for nothing else.
-const PACED_WITHIN: f64 = 120.0;
-/// Rows of one ordered endpoint that are looked at.
-const MOST_IN_LINES: i64 = 1_000;
 
 /// Indexes: `ready_by_id`, `retry_by_id`, `ready_ordered_by_id`, `dead_letters_pkey` from its end. $2: one more than
 /// is counted; $3: dead letters to look at.
@@ -62,35 +58,11 @@ SELECT id FROM (
   UNION ALL (SELECT id FROM ready_ordered WHERE tenant_id = $1 ORDER BY tenant_id, id LIMIT 1)) x
 ORDER BY id LIMIT 1";
 
-/// Of endpoints that are enabled and that nothing holds back, since when the first delivery waits: one that was not
-/// tried since its id, one to be tried again since it was due. Not a breaker, not `Retry-After`, not a rate limit
-/// that is being used, not a line (the first row of each line, of $4 rows of an endpoint), not a pause (a
-/// parked row has another slot). Indexes: `endpoints_tenant`, and per endpoint `ready_pkey`, `retry_pkey`,
-/// `ready_ordered_pkey`, `attempts_endpoint`.
-const OLDEST_ADMISSIBLE: &str = "
-SELECT x.id, x.due_at FROM endpoints e
-LEFT JOIN endpoint_runtime r ON r.endpoint_id = e.id
-CROSS JOIN LATERAL (
-  (SELECT id, NULL::timestamptz AS due_at FROM ready WHERE slot = e.slot AND endpoint_id = e.id ORDER BY slot, endpoint_id, id LIMIT 1)
-  UNION ALL
-  (SELECT id, due_at FROM retry WHERE slot = e.slot AND endpoint_id = e.id AND due_at <= $2 ORDER BY slot, endpoint_id, due_at LIMIT 1)
-  UNION ALL
-  (SELECT h.id, h.due_at FROM (
-     SELECT DISTINCT ON (o.order_key) o.id, o.due_at FROM (
-       SELECT order_key, order_seq, id, due_at FROM ready_ordered WHERE slot = e.slot AND endpoint_id = e.id
-       ORDER BY slot, endpoint_id, order_key, order_seq, id LIMIT $4) o
-     ORDER BY o.order_key, o.order_seq, o.id) h
-   WHERE coalesce(h.due_at <= $2, true))) x
-WHERE e.tenant_id = $1 AND e.state = 1 AND coalesce(r.breaker, 0) = 0 AND coalesce(r.parked_until <= $2, true)
-  AND NOT (e.settings ? 'rate_limit' AND EXISTS (
-    SELECT FROM attempts a WHERE a.endpoint_id = e.id AND a.started_at >= $2 - $3::float8 * interval '1 s'))";
-
 /// Every statement of this module, for the test that prepares them all.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("pipeline::counts", COUNTS),
     ("pipeline::last_hour", LAST_HOUR),
     ("pipeline::oldest", OLDEST),
-    ("pipeline::oldest_admissible", OLDEST_ADMISSIBLE),
 ];
 
 /// So many, or at least so many.
@@ -153,15 +125,9 @@ pub async fn of_tenant(
     let params: [&(dyn ToSql + Sync); 3] = [&tenant.0, &hour_ago, &MOST_ATTEMPTS];
     let hour = client.query_one(LAST_HOUR, &params).await?;
     let more_attempts = hour.try_get::<_, i64>(3)? >= MOST_ATTEMPTS;
-    let oldest = client.query_opt(OLDEST, &[&tenant.0]).await?;
-    let oldest: Option<Uuid> = oldest.map(|row| row.try_get(0)).transpose()?;
-    let params: [&(dyn ToSql + Sync); 4] = [&tenant.0, &now, &PACED_WITHIN, &MOST_IN_LINES];
-    let admissible = client.query(OLDEST_ADMISSIBLE, &params).await?;
-    let waits_since = |row: &Row| -> Result<OffsetDateTime, StoreError> {
-        let due_at: Option<OffsetDateTime> = row.try_get(1)?;
-        Ok(due_at.unwrap_or(created_at(row.try_get(0)?)))
-    };
-    let waiting: Result<Vec<_>, _> = admissible.iter().map(waits_since).collect();
+    let first = client.query_opt(OLDEST, &[&tenant.0]).await?;
+    let first: Option<Uuid> = first.map(|row| row.try_get(0)).transpose()?;
+    let waiting = oldest::of_tenant(client, tenant, now).await?;
     Ok(Pipeline {
         pending: Count::of(counts.try_get(0)?, more_in_lines),
         awaiting_retry: Count::of(counts.try_get(1)?, more_in_lines),
@@ -170,7 +136,7 @@ pub async fn of_tenant(
         delivered_last_hour: Count::of(hour.try_get(0)?, more_attempts),
         failed_last_hour: Count::of(hour.try_get(1)?, more_attempts),
         avg_delivery_ms: hour.try_get(2)?,
-        oldest_pending: oldest.map(created_at),
-        oldest_admissible: waiting?.into_iter().min(),
+        oldest_pending: first.map(created_at),
+        oldest_admissible: waiting.admissible,
     })
 }

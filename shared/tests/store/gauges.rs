@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use shared::ids::{Slot, new_v7};
+use shared::ids::{Slot, TenantKey, new_v7};
 use shared::runtime::clock::boot_time;
-use shared::store::gauges::{self, Oldest, oldest};
+use shared::store::gauges;
+use shared::store::oldest::{self, Oldest};
 use shared::store::{Role, Session};
 use shared::testing::TestDatabase;
 use time::OffsetDateTime;
@@ -112,7 +113,13 @@ impl World {
 
     async fn oldest(&self) -> Oldest {
         let slots: Vec<Slot> = (0..256).map(Slot).collect();
-        oldest(&self.session, &slots, self.now).await.unwrap()
+        let found = oldest::of_slots(&*self.session, &slots, self.now)
+            .await
+            .unwrap();
+        // Asked for the tenant that they all are of.
+        let of_tenant = oldest::of_tenant(&*self.session, TenantKey(TENANT), self.now).await;
+        assert_eq!(of_tenant.unwrap(), found);
+        found
     }
 
     /// Waits since so many seconds, or not.
@@ -318,7 +325,9 @@ async fn the_oldest_admissible_is_found_behind_a_million_of_an_open_breaker_and_
         let before = boot_time();
         found = Oldest::default();
         for some in slots.chunks(32) {
-            found = found.or(oldest(&world.session, some, world.now).await.unwrap());
+            found = found.or(oldest::of_slots(&*world.session, some, world.now)
+                .await
+                .unwrap());
         }
         quickest = quickest.min(boot_time().since(before));
     }

@@ -1,4 +1,6 @@
-//! Forgetting: what is owed stays, what is not is gone, whatever interrupts.
+//! Forgetting: what is owed stays, what is not is gone, whatever interrupts; and it costs little (field report F70):
+//! partitions are dropped and not emptied, what is kept of them is copied in batches, writers do not wait, and a run with
+//! nothing to do is short.
 
 use std::time::Duration;
 
@@ -85,6 +87,7 @@ async fn what_a_delivery_or_dead_letter_owes_survives_and_the_rest_is_gone() {
     assert!(left.iter().all(|p| p.ends_at() > old + time::Duration::DAY));
 }
 
+/// F70
 #[tokio::test]
 async fn more_than_one_batch_is_copied() {
     let database = TestDatabase::new().await;
@@ -150,6 +153,7 @@ async fn an_interrupted_detach_is_finished_by_the_next_run() {
     assert!(payload(&session, "events_kept", event).await.is_some());
 }
 
+/// F70
 #[tokio::test]
 async fn ingest_goes_on_while_a_partition_waits_for_a_reader() {
     let database = TestDatabase::new().await;
@@ -371,6 +375,7 @@ async fn a_delivery_of_an_old_event_is_remembered_for_as_long_as_its_attempts() 
     assert_eq!(left, [remembered]);
 }
 
+/// F70
 #[tokio::test]
 async fn a_run_with_nothing_to_forget_is_short() {
     let database = TestDatabase::new().await;

@@ -3,7 +3,7 @@
 //!
 //! What is exact, and what it costs:
 //! - Since when the oldest delivery waits, by reason: some probes per endpoint that has anything waiting
-//!   (`store::gauges`), slots in groups, however many rows there are.
+//!   (`store::oldest`), slots in groups, however many rows there are.
 //! - Dead letters by class: each range of pages that was counted is remembered. A step counts the last range, where new
 //!   ones are, and goes on with the others in turn for as long as [`COUNTING`] lasts. A few million are counted within a
 //!   minute or two; what was replayed or deleted in a range leaves when its turn comes. Until each range was counted
@@ -27,8 +27,9 @@ use std::time::Duration;
 use shared::domain::delivery::DeadLetterClass;
 use shared::ids::{EndpointId, Epoch, SLOT_COUNT, Slot};
 use shared::runtime::clock::{BootTime, boot_time};
-use shared::store::gauges::{self, Breakers, CLASSES, Oldest};
+use shared::store::gauges::{self, Breakers, CLASSES};
 use shared::store::leases::Lease;
+use shared::store::oldest::{self, Oldest};
 use shared::store::stats::{self, Slowest};
 use shared::store::{Role, Session, StoreError, partitions};
 use time::OffsetDateTime;
@@ -98,7 +99,7 @@ impl Gauges {
         before: BootTime,
     ) -> Result<Vec<Value>, StoreError> {
         let now = partitions::database_time(session).await?;
-        let mut values = waiting(oldest(session, now).await?, now);
+        let mut values = waiting(oldest_of_all(session, now).await?, now);
         values.extend(breakers(gauges::breakers(session, now).await?));
         let in_flight = gauges::in_flight(session).await?;
         values.push(Value::count(Gauge::Deliveries, "in_flight", in_flight));
@@ -132,13 +133,13 @@ impl Gauges {
 }
 
 /// Since when the oldest delivery of the installation waits.
-async fn oldest(session: &Session, now: OffsetDateTime) -> Result<Oldest, StoreError> {
+async fn oldest_of_all(session: &Session, now: OffsetDateTime) -> Result<Oldest, StoreError> {
     let slots: Vec<Slot> = (0..SLOT_COUNT).map(Slot).collect();
-    let mut oldest = Oldest::default();
+    let mut found = Oldest::default();
     for some in slots.chunks(SLOTS) {
-        oldest = oldest.or(gauges::oldest(session, some, now).await?);
+        found = found.or(oldest::of_slots(&**session, some, now).await?);
     }
-    Ok(oldest)
+    Ok(found)
 }
 
 fn waiting(oldest: Oldest, now: OffsetDateTime) -> Vec<Value> {

@@ -101,6 +101,7 @@ fn report(failure: &Failure) -> String {
     )
 }
 
+/// F88 too: a worker ends between any two of its writes, and yet nothing is left in a state that nobody leads it out of.
 #[test]
 fn the_invariants_hold_in_all_explored_runs() {
     let mut sum = Counts::default();

@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::HIDDEN;
 use crate::json::Fields;
 
-const CLIENT_CERTIFICATE: &str = "client_certificate";
+pub(super) const CLIENT_CERTIFICATE: &str = "client_certificate";
 
 /// See the module.
 #[derive(Clone, Default, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use crate::instant::Instant;
 use crate::openapi::schema;
 
 /// What is shown and cannot be written.
-const READ_ONLY: [&str; 7] = [
+pub(super) const READ_ONLY: [&str; 7] = [
     "id",
     "url_unicode",
     "public_keys",

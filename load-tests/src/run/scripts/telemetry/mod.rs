@@ -1,7 +1,7 @@
 //! What telemetry costs the database: ten million samples in a day, a million deliveries that wait, a million dead
 //! letters, and five processes that are scraped every 5 s.
 //!
-//! The rows are made by SQL (`fill.sql`); then four workers start beside the API and nothing is sent. What statements
+//! The rows are made by SQL (`fill.sql`), in the window too; four workers run beside the API, and nothing is sent. What statements
 //! take is what `pg_stat_statements` says; how long the jobs' steps take is what the workers say.
 
 mod statements;
@@ -26,6 +26,8 @@ const WORKERS: usize = 4;
 const SCRAPED_EVERY: Duration = Duration::from_secs(5);
 /// For the first step of the statistics, which reads everything, and the first round of dead letters.
 const FIRST: Duration = Duration::from_secs(180);
+/// For the next one.
+const LONGEST: Duration = Duration::from_secs(600);
 /// Of the time of one database process, in percent.
 const MOST_PERCENT: f64 = 1.0;
 /// For a step of the statistics, in seconds.
@@ -45,27 +47,39 @@ pub(super) async fn play(stage: &mut Stage<'_>, samples: i64) -> anyhow::Result<
     let began = boot_time();
     let mut latencies = Latencies::new();
     let mut series = 0;
-    while boot_time().since(began) < stage.length() {
+    let mut last = first;
+    let mut sent = samples;
+    // A step that took long is followed by a long pause.
+    while boot_time().since(began) < stage.length() || last.count <= first.count {
+        ensure!(
+            boot_time().since(began) < LONGEST,
+            "the statistics made no step"
+        );
         let next = boot_time().after(SCRAPED_EVERY);
-        series = 0;
+        sent += attempt(stage.system.postgres.client(), sent, samples).await?;
+        (series, last) = (0, Steps::default());
         for addr in &addrs {
             let before = now_ns();
             let text = scrape(*addr).await?;
             latencies.record(before, now_ns());
             series += text.lines().filter(|line| !line.starts_with('#')).count();
+            last = last.and(&text);
         }
         tokio::time::sleep(next.since(boot_time())).await;
     }
     let window = boot_time().since(began).as_secs_f64();
-    let last = Steps::read(&addrs).await?;
     stage.measured_until(now_ns());
     stage.end().await?;
     tell_statements(stage, window).await?;
     stage.detail("scrapes", json!(latencies.percentiles()));
     stage.detail("series_of_all_processes", series);
     stage.detail("samples", samples);
+    stage.detail("attempts_in_the_window", sent - samples);
+    let computed = "SELECT count(*) FROM endpoint_stats WHERE computed_at >= now() - $1::float8 * interval '1 s'";
+    let client = stage.system.postgres.client();
+    let computed: i64 = client.query_one(computed, &[&window]).await?.get(0);
+    stage.detail("endpoints_computed", computed);
     let steps = last.count - first.count;
-    ensure!(steps >= 1.0, "the statistics made no step in {window} s");
     let each = (last.seconds - first.seconds) / steps;
     stage.detail("stats_steps", steps);
     stage.below("a step of the statistics, s", each, MOST_SECONDS);
@@ -112,17 +126,32 @@ impl Steps {
     async fn read(addrs: &[SocketAddr]) -> anyhow::Result<Self> {
         let mut steps = Self::default();
         for addr in addrs {
-            let text = scrape(*addr).await?;
-            let value = |part: &str| {
-                let series = format!("postrider_job_step_seconds_{part}{{job=\"stats\"}} ");
-                let value = text.lines().find_map(|line| line.strip_prefix(&series));
-                value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
-            };
-            steps.count += value("count");
-            steps.seconds += value("sum");
+            steps = steps.and(&scrape(*addr).await?);
         }
         Ok(steps)
     }
+
+    /// And those of one more process.
+    fn and(self, text: &str) -> Self {
+        let value = |part: &str| {
+            let series = format!("postrider_job_step_seconds_{part}{{job=\"stats\"}} ");
+            let value = text.lines().find_map(|line| line.strip_prefix(&series));
+            value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
+        };
+        Self {
+            count: self.count + value("count"),
+            seconds: self.seconds + value("sum"),
+        }
+    }
+}
+
+/// Makes as many attempts as come between two scrapes, where `samples` come in a day.
+async fn attempt(client: &Client, first: i64, samples: i64) -> anyhow::Result<i64> {
+    let count = (samples * i64::try_from(SCRAPED_EVERY.as_secs())? / 86_400).max(1);
+    let call =
+        format!("CALL pg_temp.attempt({first}, {count}, now() - interval '1 s', interval '0 s')");
+    client.batch_execute(&call).await?;
+    Ok(count)
 }
 
 /// Waits until the statistics read all samples and all dead letters were counted.
