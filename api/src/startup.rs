@@ -52,6 +52,11 @@ const OBSERVE_POOL: Duration = Duration::from_secs(5);
 /// What the background tasks get to end, after the last request.
 const TASK_GRACE: Duration = Duration::from_secs(5);
 const _: () = assert!(budgets::TRACES_FLUSH.as_millis() < TASK_GRACE.as_millis());
+/// How long what is remembered may take to be written at the end.
+const LAST_BUDGET: Duration = Duration::from_secs(4);
+const _: () = assert!(LAST_BUDGET.as_millis() < TASK_GRACE.as_millis());
+/// The pause before that is tried again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// An API process that runs.
 #[derive(Debug)]
@@ -235,9 +240,10 @@ fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>, pool: Pool)
     tasks.start("key use", move |stop| {
         let auth = Arc::clone(&auth);
         every_and_at_the_end(NOTE_USED, stop, async move || {
-            if let Err(error) = auth.note_used().await {
-                tracing::debug!(%error, "it was not noted which keys were used");
-            }
+            let noted = auth.note_used().await;
+            noted.inspect_err(
+                |error| tracing::debug!(%error, "it was not noted which keys were used"),
+            )
         })
     });
     let auth = Arc::clone(&state.auth);
@@ -253,9 +259,10 @@ fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>, pool: Pool)
     tasks.start("quotas", move |stop| {
         let (quotas, clock) = (Arc::clone(&quotas), Arc::clone(&clock));
         every_and_at_the_end(WRITE_COUNTS, stop, async move || {
-            if let Err(error) = quotas.write(clock.now().date()).await {
-                tracing::warn!(%error, "the events of tenants with a quota were not written; trying again");
-            }
+            let written = quotas.write(clock.now().date()).await;
+            written.inspect_err(
+                |error| tracing::warn!(%error, "the events of tenants with a quota were not written; trying again"),
+            )
         })
     });
     metrics::observe_pool(&pool);
@@ -268,16 +275,25 @@ fn start_observers(tasks: &mut Supervisor, state: &web::Data<State>, pool: Pool)
 }
 
 /// The same, and once more when the process stops: what it remembers is not lost.
-async fn every_and_at_the_end(
+async fn every_and_at_the_end<E>(
     interval: Duration,
     stop: CancellationToken,
-    mut act: impl AsyncFnMut(),
+    mut act: impl AsyncFnMut() -> Result<(), E>,
 ) {
     loop {
         tokio::select! {
-            () = tokio::time::sleep(interval) => act().await,
-            () = stop.cancelled() => return act().await,
+            () = tokio::time::sleep(interval) => drop(act().await),
+            () = stop.cancelled() => break,
         }
+    }
+    // A connection is driven by the HTTP worker that opened it, and ends with that one: now, and in the middle of this.
+    let at_the_end = async {
+        while act().await.is_err() {
+            tokio::time::sleep(AGAIN).await;
+        }
+    };
+    if tokio::time::timeout(LAST_BUDGET, at_the_end).await.is_err() {
+        tracing::warn!("what was remembered could not be written before the end");
     }
 }
 
@@ -287,5 +303,29 @@ async fn every(interval: Duration, stop: CancellationToken, mut act: impl AsyncF
             () = tokio::time::sleep(interval) => act().await,
             () = stop.cancelled() => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_fails_at_the_end_is_tried_until_it_succeeds() {
+        let stop = CancellationToken::new();
+        stop.cancel();
+        let mut failures = 2;
+        let mut calls = 0;
+        every_and_at_the_end(NOTE_USED, stop, async || {
+            calls += 1;
+            if failures == 0 {
+                return Ok(());
+            }
+            failures -= 1;
+            Err(())
+        })
+        .await;
+
+        assert_eq!(calls, 3);
     }
 }

@@ -41,7 +41,7 @@ const BODIES: [&str; 4] = [
 ];
 
 /// Columns of text or bytes with neither: names, settings, secrets, hashes, and words of our own about what happened.
-const NO_BODIES: [&str; 36] = [
+const NO_BODIES: [&str; 38] = [
     "api_keys.hash",
     "api_keys.hint",
     "api_keys.name",
@@ -64,7 +64,9 @@ const NO_BODIES: [&str; 36] = [
     "event_types.name",
     "event_types.schema",
     "events.external_id",
+    "events.trace_context",
     "events_kept.external_id",
+    "events_kept.trace_context",
     "idempotency_keys.body_hash",
     "idempotency_keys.key",
     "leases.name",

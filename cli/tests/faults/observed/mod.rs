@@ -3,6 +3,7 @@
 
 mod alerts;
 mod dashboards;
+mod observe;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -68,19 +69,19 @@ impl Program {
             _child: child,
         }
     }
+}
 
-    /// Whether it answers 200, and with what.
-    async fn get(&self, path: &str) -> (bool, String) {
-        // HTTP/1.0: the body ends with the connection, not in chunks.
-        let mut stream = TcpStream::connect(self.addr).await.unwrap();
-        let request = format!("GET {path} HTTP/1.0\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut reply = Vec::new();
-        stream.read_to_end(&mut reply).await.unwrap();
-        let reply = String::from_utf8(reply).unwrap();
-        let (head, body) = reply.split_once("\r\n\r\n").unwrap();
-        (head.contains(" 200 "), body.to_owned())
-    }
+/// Whether an HTTP server answers 200, and with what.
+async fn get(addr: SocketAddr, path: &str) -> (bool, String) {
+    // HTTP/1.0: the body ends with the connection, not in chunks.
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let request = format!("GET {path} HTTP/1.0\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).await.unwrap();
+    let reply = String::from_utf8(reply).unwrap();
+    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+    (head.contains(" 200 "), body.to_owned())
 }
 
 /// A Prometheus with the repository's configuration and rules, which scrapes every second.
@@ -101,8 +102,7 @@ impl Prometheus {
         let configuration = replaced(&quick, "127.0.0.1:9093", &alertmanager.to_string());
         std::fs::write(at("prometheus.yml"), configuration).unwrap();
         std::fs::write(at("alerts.yml"), rules).unwrap();
-        let this = |processes| write_targets(&at("targets.yml"), processes);
-        this(processes);
+        write_targets(&at("targets.yml"), processes);
         let program = Program::start(
             &["prometheus"],
             folder,
@@ -115,7 +115,7 @@ impl Prometheus {
         .await;
         // It listens before it has read what it kept.
         eventually(PATIENCE, || async {
-            program.get("/-/ready").await.0.then_some(())
+            get(program.addr, "/-/ready").await.0.then_some(())
         })
         .await;
         Self(program)
@@ -130,7 +130,7 @@ impl Prometheus {
     async fn ask(&self, query: &str) -> Vec<f64> {
         let query: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let path = format!("/api/v1/query?query={query}");
-        let (is_ok, body) = self.0.get(&path).await;
+        let (is_ok, body) = get(self.0.addr, &path).await;
         assert!(is_ok, "{body}");
         let document: Value = serde_json::from_str(&body).unwrap();
         let result = document["data"]["result"].as_array().unwrap();
