@@ -40,12 +40,15 @@ async fn make_observe_scrapes_what_runs_with_the_rules_loaded_and_ends_with_its_
     let metrics = world.api_process.metrics();
     let mut script = observe(addr, kept.path(), metrics).spawn().unwrap();
 
-    eventually(PATIENCE, || async {
-        assert_eq!(script.try_wait().unwrap(), None, "scripts/observe ended");
-        TcpStream::connect(addr).await.ok()?;
-        let (_, rules) = get(addr, "/api/v1/rules").await;
-        let (_, up) = get(addr, "/api/v1/query?query=postrider_events_accepted_total").await;
-        (rules.contains("PostriderOldestPending") && up.contains("\"value\"")).then_some(())
+    eventually(PATIENCE, || {
+        let ended = script.try_wait().unwrap();
+        assert_eq!(ended, None, "scripts/observe ended");
+        async {
+            TcpStream::connect(addr).await.ok()?;
+            let (_, rules) = get(addr, "/api/v1/rules").await;
+            let (_, up) = get(addr, "/api/v1/query?query=postrider_events_accepted_total").await;
+            (rules.contains("PostriderOldestPending") && up.contains("\"value\"")).then_some(())
+        }
     })
     .await;
 
