@@ -90,7 +90,11 @@ pub(super) async fn play(stage: &mut Stage<'_>, samples: i64) -> anyhow::Result<
 async fn tell_statements(stage: &mut Stage<'_>, window: f64) -> anyhow::Result<()> {
     let spent = statements::spent(stage.system.postgres.client()).await?;
     let percent = |ms: f64| ms / 10.0 / window;
-    let gauges = spent.get("gauges").map_or(0.0, |it| it.ms);
+    let of_gauges = ["gauges", "oldest"].into_iter();
+    let gauges: f64 = of_gauges
+        .filter_map(|it| spent.get(it))
+        .map(|it| it.ms)
+        .sum();
     for (module, spent) in spent {
         let figures = json!({ "calls": spent.calls, "ms": spent.ms, "percent": percent(spent.ms) });
         stage.detail(format!("statements of {module}"), figures);
