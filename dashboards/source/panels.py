@@ -26,6 +26,9 @@ from grafana_foundation_sdk.models.dashboard import (
 # Grafana's grid is 24 columns wide.
 WIDTH = 24
 
+# Who answers for the installation: each worker sees it, and none is there to see that none is there.
+UNOWNED_SLOTS = 'max(postrider_slots{state="unowned"}) or vector(256)'
+
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 

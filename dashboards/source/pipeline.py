@@ -1,6 +1,6 @@
 """Pipeline: is it healthy, at a glance? What came in, what went out, what waits and why."""
 
-from panels import book, course, number, quantiles, row
+from panels import UNOWNED_SLOTS, book, course, number, quantiles, row
 
 DELIVERED = 'sum(rate(postrider_attempts_total{outcome="delivered"}[$__rate_interval]))'
 ATTEMPTS = "sum(rate(postrider_attempts_total[$__rate_interval]))"
@@ -54,7 +54,7 @@ def dashboard():
             number(
                 "Slots without a worker",
                 "Endpoints belong to 256 slots, slots to workers. What has no owner is not delivered.",
-                'max(postrider_slots{state="unowned"}) or vector(256)',
+                UNOWNED_SLOTS,
                 "short",
                 ("green", (1, "red")),
             )

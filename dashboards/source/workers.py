@@ -1,6 +1,6 @@
 """Workers and database: who does the work, and what it costs."""
 
-from panels import book, course, number, quantiles, row
+from panels import UNOWNED_SLOTS, book, course, number, quantiles, row
 
 
 def dashboard():
@@ -22,7 +22,7 @@ def dashboard():
             number(
                 "Slots without a worker",
                 "What has no owner is not delivered.",
-                'max(postrider_slots{state="unowned"}) or vector(256)',
+                UNOWNED_SLOTS,
                 steps=("green", (1, "red")),
             )
         )
