@@ -146,6 +146,18 @@ impl Server {
         read(self.http.get(url).send().await.unwrap()).await
     }
 
+    /// A new organization and a key of it: their id and text. The key is made of this body; `{}`: it may do everything.
+    pub(crate) async fn organization(&self, name: &str, key: &Value) -> (String, String) {
+        let made = self
+            .post("/v1/admin/organizations", ADMIN, &json!({"name": name}))
+            .await
+            .expect(201);
+        let id = text(&made["id"]);
+        let keys = format!("/v1/admin/organizations/{id}/keys");
+        let key = self.post(&keys, ADMIN, key).await.expect(201);
+        (id, text(&key["key"]))
+    }
+
     /// A new tenant with a key that may do everything.
     pub(crate) async fn tenant(&self, name: &str) -> Tenant<'_> {
         let tenant = self

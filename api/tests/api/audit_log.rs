@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::app::{ADMIN, Server, Tenant, text, world};
+use crate::app::{ADMIN, Tenant, text, world};
 
 async fn log(tenant: &Tenant<'_>, query: &str) -> Vec<Value> {
     let list = tenant
@@ -140,7 +140,7 @@ async fn a_reader_sees_what_is_theirs_and_the_operator_all_of_it() {
     let (one, two) = (server.tenant("one").await, server.tenant("two").await);
     one.endpoint(json!({})).await;
     two.endpoint(json!({})).await;
-    let (organization, key) = organization(&server).await;
+    let (organization, key) = server.organization("SaaS", &json!({})).await;
     let header = [("postrider-tenant", "ext:customer")];
     let body = json!({"url": "http://127.0.0.1/hook"}).to_string();
     server
@@ -214,17 +214,6 @@ async fn a_walk_over_the_log_sees_each_row_once_while_more_are_written() {
     }
 
     assert_eq!(seen, before);
-}
-
-async fn organization(server: &Server) -> (String, String) {
-    let made = server
-        .post("/v1/admin/organizations", ADMIN, &json!({"name": "SaaS"}))
-        .await
-        .expect(201);
-    let id = text(&made["id"]);
-    let keys = format!("/v1/admin/organizations/{id}/keys");
-    let key = server.post(&keys, ADMIN, &json!({})).await.expect(201);
-    (id, text(&key["key"]))
 }
 
 /// Sends each body, which is to leave an entry that names these fields, or none.

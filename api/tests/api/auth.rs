@@ -192,12 +192,8 @@ async fn the_text_of_a_key_is_shown_once_and_stored_nowhere() {
 async fn an_organizations_key_reaches_its_own_tenants_and_makes_them_on_first_use() {
     // S3
     let (_database, server) = world().await;
-    let organization = server
-        .post("/v1/admin/organizations", ADMIN, &json!({"name": "SaaS"}))
-        .await
-        .expect(201);
-    let keys = format!("/v1/admin/organizations/{}/keys", text(&organization["id"]));
-    let all = text(&server.post(&keys, ADMIN, &json!({})).await.expect(201)["key"]);
+    let (organization, all) = server.organization("SaaS", &json!({})).await;
+    let keys = format!("/v1/admin/organizations/{organization}/keys");
     let no_tenants = json!({"scopes": ["events:write", "read"]});
     let narrow = text(&server.post(&keys, ADMIN, &no_tenants).await.expect(201)["key"]);
     let stranger = server.tenant("somebody else").await;
@@ -258,12 +254,7 @@ async fn an_organizations_key_reaches_its_own_tenants_and_makes_them_on_first_us
 #[tokio::test]
 async fn what_a_tenant_may_be_called_is_what_it_is_found_by() {
     let (_database, server) = world().await;
-    let organization = server
-        .post("/v1/admin/organizations", ADMIN, &json!({"name": "SaaS"}))
-        .await
-        .expect(201);
-    let keys = format!("/v1/admin/organizations/{}/keys", text(&organization["id"]));
-    let all = text(&server.post(&keys, ADMIN, &json!({})).await.expect(201)["key"]);
+    let (_, all) = server.organization("SaaS", &json!({})).await;
     for wrong in [" x", "x ", "a\tb", "a\u{85}b"] {
         let named = json!({"name": "Globex", "external_id": wrong});
         let refused = server.post("/v1/tenants", &all, &named).await;
@@ -295,12 +286,7 @@ async fn what_a_tenant_may_be_called_is_what_it_is_found_by() {
 #[tokio::test]
 async fn parallel_first_uses_of_a_tenants_name_make_one_tenant() {
     let (_database, server) = world().await;
-    let organization = server
-        .post("/v1/admin/organizations", ADMIN, &json!({"name": "SaaS"}))
-        .await
-        .expect(201);
-    let keys = format!("/v1/admin/organizations/{}/keys", text(&organization["id"]));
-    let key = text(&server.post(&keys, ADMIN, &json!({})).await.expect(201)["key"]);
+    let (_, key) = server.organization("SaaS", &json!({})).await;
     let event = json!({"type": "a", "payload": 1}).to_string();
     let header = [("postrider-tenant", "ext:new")];
 

@@ -9,20 +9,6 @@ use shared::testing::{TestDatabase, eventually};
 
 use crate::app::{ADMIN, PATIENCE, Server, text, world};
 
-async fn organization(server: &Server, scopes: Value) -> (String, String) {
-    let made = server
-        .post("/v1/admin/organizations", ADMIN, &json!({"name": "SaaS"}))
-        .await
-        .expect(201);
-    let id = text(&made["id"]);
-    let keys = format!("/v1/admin/organizations/{id}/keys");
-    let key = server
-        .post(&keys, ADMIN, &json!({"scopes": scopes}))
-        .await
-        .expect(201);
-    (id, text(&key["key"]))
-}
-
 async fn tenant(server: &Server, key: &str, name: &str) -> String {
     let made = server
         .post("/v1/tenants", key, &json!({"name": name}))
@@ -34,8 +20,10 @@ async fn tenant(server: &Server, key: &str, name: &str) -> String {
 async fn an_organization_manages_its_tenants_keys_and_gives_no_more_than_it_has() {
     let (_database, server) = world().await;
     let all = json!(["tenants:write", "keys:write", "read", "events:write"]);
-    let (_, key) = organization(&server, all).await;
-    let (_, other) = organization(&server, json!(["keys:write", "tenants:write"])).await;
+    let (_, key) = server.organization("SaaS", &json!({"scopes": all})).await;
+    let (_, other) = server
+        .organization("SaaS", &json!({"scopes": ["keys:write", "tenants:write"]}))
+        .await;
     let (own, theirs) = (
         tenant(&server, &key, "own").await,
         tenant(&server, &other, "theirs").await,
@@ -86,7 +74,12 @@ async fn an_organization_manages_its_tenants_keys_and_gives_no_more_than_it_has(
 #[tokio::test]
 async fn a_key_lives_no_longer_and_is_no_faster_than_the_key_that_makes_it() {
     let (_database, server) = world().await;
-    let (id, all) = organization(&server, json!(["tenants:write", "keys:write", "read"])).await;
+    let (id, all) = server
+        .organization(
+            "SaaS",
+            &json!({"scopes": ["tenants:write", "keys:write", "read"]}),
+        )
+        .await;
     let own = tenant(&server, &all, "own").await;
     let keys = format!("/v1/tenants/{own}/keys");
     let path = format!("/v1/admin/organizations/{id}/keys");
@@ -192,7 +185,9 @@ async fn what_cannot_be_changed_of_a_key_is_refused_in_words_that_help() {
 #[tokio::test]
 async fn keys_of_tenants_need_a_scope_of_their_own() {
     let (_database, server) = world().await;
-    let (_, key) = organization(&server, json!(["tenants:write", "read"])).await;
+    let (_, key) = server
+        .organization("SaaS", &json!({"scopes": ["tenants:write", "read"]}))
+        .await;
     let own = tenant(&server, &key, "own").await;
 
     server

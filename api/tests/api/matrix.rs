@@ -157,8 +157,8 @@ impl World {
 
     pub(crate) async fn of(database: TestDatabase, server: Server) -> Self {
         server.ready().await;
-        let (organization, key) = organization(&server, "SaaS").await;
-        let (_, other_organization_key) = organization_key(&server, "Other").await;
+        let (organization, key) = server.organization("SaaS", &json!({})).await;
+        let (_, other_organization_key) = server.organization("Other", &json!({})).await;
         let tenant = server
             .post("/v1/tenants", &key, &json!({"name": "acme"}))
             .await
@@ -281,22 +281,6 @@ impl World {
             _ => key_of(&self.server, "organizations", &self.organization, &scopes).await,
         }
     }
-}
-
-async fn organization(server: &Server, name: &str) -> (String, String) {
-    organization_key(server, name).await
-}
-
-/// A new organization, and a key of it that may do everything.
-async fn organization_key(server: &Server, name: &str) -> (String, String) {
-    let body = json!({"name": name});
-    let made = server
-        .post("/v1/admin/organizations", ADMIN, &body)
-        .await
-        .expect(201);
-    let id = text(&made["id"]);
-    let (key, _) = key_of(server, "organizations", &id, &json!({})).await;
-    (id, key)
 }
 
 /// What waits under this id is dead.
