@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::output::{Format, Output};
 use crate::{
-    config, dev, key, listen, master_key, migrate, organization, pause, send, serve, stats, tenant,
-    verify,
+    config, dev, doctor, key, listen, master_key, migrate, organization, pause, send, serve, stats,
+    tenant, verify,
 };
 
 const EXAMPLES: &str = "\
@@ -24,6 +24,7 @@ Examples:
   postrider listen --port 9000 --secret whsec_…
                                            a receiver that verifies and prints what it gets
   postrider config check                   is this configuration usable, and do its times add up?
+  postrider doctor                         what is wrong with this installation, and what to do
 
 In production: `postrider migrate`, then `postrider api` and one or more `postrider worker`,
 all with DATABASE_URL and POSTRIDER_MASTER_KEY.
@@ -79,6 +80,8 @@ enum Command {
     /// How fast endpoints answer
     #[command(subcommand)]
     Stats(stats::Command),
+    /// What is wrong with this installation, how bad it is, and what to do
+    Doctor(doctor::Args),
     /// Publish an event
     Send(send::Args),
     /// Receive deliveries: verify their signatures and print them
@@ -105,6 +108,7 @@ impl Command {
             | Self::MasterKey(_)
             | Self::Pause(_)
             | Self::Stats(_)
+            | Self::Doctor(_)
             | Self::Send(_)
             | Self::Verify(_) => false,
         }
@@ -141,6 +145,7 @@ pub(crate) fn command() -> Clap {
         ("api", table::API),
         ("worker", table::WORKER),
         ("migrate", DATABASE),
+        ("doctor", DATABASE),
         ("send", CLIENT),
     ] {
         command = command.mut_subcommand(name, |sub| sub.args(args(&[names])));
@@ -209,6 +214,7 @@ async fn dispatch(
         Command::MasterKey(command) => master_key::run(command, settings, output).await,
         Command::Pause(command) => pause::run(command, settings, output).await,
         Command::Stats(command) => stats::run(command, settings, output).await,
+        Command::Doctor(args) => doctor::run(&args, settings, output).await,
         Command::Send(args) => send::run(&args, settings, output).await,
         Command::Listen(args) => listen::run(&args, output, shutdown).await,
         Command::Verify(args) => verify::run(&args, output),

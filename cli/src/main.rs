@@ -1,11 +1,12 @@
 //! The `postrider` program: everything on one machine (`dev`), the servers (`api`, `worker`), the
-//! database (`migrate`, `master-key`, `stats`), its first rows (`organization`, `tenant`, `key`), and a user's tools
+//! database (`migrate`, `master-key`, `stats`, `doctor`), its first rows (`organization`, `tenant`, `key`), and a user's tools
 //! (`send`, `listen`, `verify`, `config`).
 
 mod cli;
 mod client;
 mod config;
 mod dev;
+mod doctor;
 mod key;
 mod listen;
 mod master_key;

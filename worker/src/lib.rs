@@ -34,5 +34,6 @@ pub mod tenure;
 pub mod transitions;
 
 pub use config::Config;
+pub use jobs::NAMES as JOBS;
 pub use jobs::stats::run_once as run_stats_once;
 pub use startup::{CONNECTIONS, Running, start};

@@ -9,6 +9,7 @@
 
 mod admin;
 mod dev;
+mod doctor;
 mod documents;
 mod receivers;
 mod running;

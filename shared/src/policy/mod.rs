@@ -15,6 +15,7 @@
 //! - [`postback`], [`payload`]: requests made of a payload's fields.
 //! - [`redaction`]: what of a payload people never see.
 //! - [`signing`]: what a receiver checks.
+//! - [`doctor`]: what is wrong with an installation, how bad it is, and what to do.
 //! - [`event_schema`]: which schemas of payloads are taken.
 
 pub mod address;
@@ -24,6 +25,7 @@ pub mod bucket;
 pub mod classify;
 pub mod dead_letters;
 pub mod decide;
+pub mod doctor;
 pub mod event_schema;
 pub mod headers;
 mod instant;

@@ -14,6 +14,7 @@ pub mod backlog;
 pub mod commands;
 pub mod dead_letters;
 pub mod deliveries;
+pub mod doctor;
 pub mod endpoint_configs;
 pub mod endpoint_health;
 pub mod endpoint_runtime;
@@ -99,6 +100,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         audit_log::STATEMENTS,
         deliveries::STATEMENTS,
         deliveries::page::STATEMENTS,
+        doctor::STATEMENTS,
         endpoints::STATEMENTS,
         event_types::STATEMENTS,
         events::STATEMENTS,

@@ -77,6 +77,17 @@ const LOOPS: &[Start] = &[
 /// How many jobs there are; each loop keeps a connection of its own.
 pub(crate) const JOBS: usize = LOOPS.len();
 
+/// The names of their leases.
+pub const NAMES: [&str; JOBS] = [
+    maintenance::Maintenance::NAME,
+    removal::Remove::NAME,
+    pauses::Resume::NAME,
+    stats::Stats::NAME,
+    replays::Replays::NAME,
+    backlog::Backlog::NAME,
+    gauges::Gauges::NAME,
+];
+
 /// What is done while a lease is held.
 trait Job: Send {
     /// The name of the lease.
