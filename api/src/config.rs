@@ -1,6 +1,7 @@
 //! What the API needs to know before it starts.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +59,17 @@ pub struct Config {
     pub(crate) limits: Limits,
     /// Where spans go; none: nothing is traced.
     pub(crate) traces: Option<TraceSettings>,
+    /// Where events go while the database is away; none: they are refused.
+    pub(crate) journal: Option<JournalSettings>,
+}
+
+/// The journal of one API process.
+#[derive(Debug, Clone)]
+pub(crate) struct JournalSettings {
+    /// Its own, and there again when the process is.
+    pub(crate) directory: PathBuf,
+    /// What it may take of the disk.
+    pub(crate) most_bytes: u64,
 }
 
 impl Config {
@@ -79,8 +91,11 @@ impl Config {
         let traces = TraceSettings::from_settings(settings)
             .map_err(|more| errors.0.extend(more.0))
             .ok();
-        let (Some(database), Some(master_keys), Some(traces), true) =
-            (database, master_keys, traces, errors.0.is_empty())
+        let journal = journal(settings)
+            .map_err(|more| errors.0.extend(more.0))
+            .ok();
+        let (Some(database), Some(master_keys), Some(traces), Some(journal), true) =
+            (database, master_keys, traces, journal, errors.0.is_empty())
         else {
             return Err(errors);
         };
@@ -103,6 +118,7 @@ impl Config {
             most_waiting: None,
             limits: limits(settings),
             traces,
+            journal,
         })
     }
 
@@ -130,6 +146,7 @@ impl Config {
             most_waiting: None,
             limits: Limits::default(),
             traces: None,
+            journal: None,
         }
     }
 
@@ -182,6 +199,16 @@ impl Config {
         self
     }
 
+    /// The same, with a journal of so many bytes at most.
+    #[must_use]
+    pub fn with_journal(mut self, directory: PathBuf, most_bytes: u64) -> Self {
+        self.journal = Some(JournalSettings {
+            directory,
+            most_bytes,
+        });
+        self
+    }
+
     /// The same, with so many writers.
     #[must_use]
     pub fn with_writers(mut self, writers: usize) -> Self {
@@ -193,6 +220,26 @@ impl Config {
 fn database(settings: &Settings) -> Result<Database, ConfigErrors> {
     let url = settings.required("DATABASE_URL")?;
     Database::new(url).map_err(|error| ConfigErrors::one("DATABASE_URL", error.to_string()))
+}
+
+/// Where events go while the database is away, if anywhere.
+fn journal(settings: &Settings) -> Result<Option<JournalSettings>, ConfigErrors> {
+    let Some(directory) = settings.get("POSTRIDER_JOURNAL_DIR") else {
+        return Ok(None);
+    };
+    if !settings.bool("POSTRIDER_JOURNAL_PERSISTENT") {
+        let detail = "an event that is accepted there is lost with it: put it on a disk that outlives the process and its \
+                      container, then set POSTRIDER_JOURNAL_PERSISTENT=true";
+        return Err(ConfigErrors::one(
+            "POSTRIDER_JOURNAL_DIR",
+            detail.to_owned(),
+        ));
+    }
+    let most: usize = settings.count("POSTRIDER_JOURNAL_MAX_BYTES");
+    Ok(Some(JournalSettings {
+        directory: directory.into(),
+        most_bytes: u64::try_from(most).unwrap_or(u64::MAX),
+    }))
 }
 
 fn limits(settings: &Settings) -> Limits {

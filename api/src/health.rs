@@ -1,7 +1,8 @@
 //! Whether this process can do its work, by trying it.
 //!
 //! Ready means: the database took a write-capable round trip lately, its schema is ours, partitions
-//! for the coming days exist, our clock is near the database's, and a writer is connected.
+//! for the coming days exist, our clock is near the database's, and a writer is connected. Or, where there is a journal with
+//! room: the database was there once, and does not answer just now. Events are accepted all the same.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +15,7 @@ use shared::store::{Database, StoreError, health, migrate, partitions};
 use tokio_util::sync::CancellationToken;
 
 use crate::ingest::writer;
+use crate::journal::Journal;
 
 /// How often the database is tried.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -34,7 +36,31 @@ pub(crate) struct Health {
     database: Database,
     clock: Arc<DatabaseClock>,
     writers: Arc<writer::Shared>,
-    last: Mutex<Result<BootTime, String>>,
+    journal: Option<Arc<Journal>>,
+    last: Mutex<Result<BootTime, Failure>>,
+}
+
+/// Why a try failed.
+#[derive(Debug, Clone)]
+struct Failure {
+    why: String,
+    /// The database did not answer: all else may be well.
+    away: bool,
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self {
+            why: error.to_string(),
+            away: error.is_transient(),
+        }
+    }
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Self {
+        Self { why, away: false }
+    }
 }
 
 impl Health {
@@ -43,32 +69,24 @@ impl Health {
         database: Database,
         clock: Arc<DatabaseClock>,
         writers: Arc<writer::Shared>,
+        journal: Option<Arc<Journal>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             pool,
             database,
             clock,
             writers,
-            last: Mutex::new(Err("the database was not tried yet".to_owned())),
+            journal,
+            last: Mutex::new(Err("the database was not tried yet".to_owned().into())),
         })
     }
 
     /// Why this process cannot do its work, if it cannot.
     pub(crate) fn ready(&self) -> Result<(), String> {
-        let good = self
-            .last
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()?;
-        let age = boot_time().since(good);
-        if age > RECENT {
-            return Err(format!(
-                "the database last answered {} s ago",
-                age.as_secs()
-            ));
-        }
-        if !self.writers.connected.load(Ordering::Relaxed) {
-            return Err("the writer of events has no connection to the database".to_owned());
+        if let Err(failure) = self.answers()
+            && !(failure.away && self.accepts_without_database())
+        {
+            return Err(failure.why);
         }
         let offset = self.clock.wall_offset();
         if offset.abs() > MOST_OFFSET {
@@ -78,6 +96,29 @@ impl Health {
             ));
         }
         Ok(())
+    }
+
+    /// What is wrong with the database, as far as the last tries showed.
+    fn answers(&self) -> Result<(), Failure> {
+        let away = |why: String| Failure { why, away: true };
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let good = last.clone()?;
+        drop(last);
+        let age = boot_time().since(good);
+        if age > RECENT {
+            let seconds = age.as_secs();
+            return Err(away(format!("the database last answered {seconds} s ago")));
+        }
+        if !self.writers.connected.load(Ordering::Relaxed) {
+            let why = "the writer of events has no connection to the database";
+            return Err(away(why.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn accepts_without_database(&self) -> bool {
+        let journal = self.journal.as_ref();
+        self.clock.measured_ago().is_some() && journal.is_some_and(|journal| journal.has_room())
     }
 
     /// Tries until shutdown.
@@ -91,7 +132,7 @@ impl Health {
             } else {
                 0
             };
-            if let Err(why) = &result {
+            if let Err(Failure { why, .. }) = &result {
                 tracing::warn!(%why, "not ready");
             }
             *self.last.lock().unwrap_or_else(PoisonError::into_inner) = result;
@@ -102,11 +143,9 @@ impl Health {
         }
     }
 
-    async fn try_once(&self, thorough: bool) -> Result<BootTime, String> {
+    async fn try_once(&self, thorough: bool) -> Result<BootTime, Failure> {
         let sent = boot_time();
-        within(BUDGET, self.round_trip(thorough))
-            .await
-            .map_err(|error| error.to_string())??;
+        within(BUDGET, self.round_trip(thorough)).await??;
         if thorough {
             migrate::check_version(&self.database)
                 .await

@@ -3,7 +3,7 @@
 //!
 //! One event's journey: `routes::events::publish` → `auth` (cached) → `routes::event_body` →
 //! `ingest::Queue` → `ingest::writer` (one statement per batch, one commit) → 202; after the commit
-//! `ingest::hints` tells the workers.
+//! `ingest::hints` tells the workers. While the database is away it goes to the [`journal`] instead, if there is one.
 //!
 //! Not here: sending. The API and the worker meet in the database only.
 
@@ -15,6 +15,7 @@ mod health;
 mod idempotency;
 mod ingest;
 mod instant;
+pub mod journal;
 mod json;
 mod metrics;
 mod openapi;

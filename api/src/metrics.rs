@@ -3,7 +3,9 @@
 use std::sync::LazyLock;
 
 use deadpool_postgres::Pool;
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntGaugeVec, Opts};
+use prometheus::{
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+};
 use shared::runtime::telemetry::register;
 
 /// From half a millisecond to the deadline of a request.
@@ -36,11 +38,35 @@ static DB_POOL: LazyLock<IntGaugeVec> = LazyLock::new(|| {
     IntGaugeVec::new(opts, &["state"]).expect("a valid metric")
 });
 
+pub(crate) static JOURNAL_BYTES: LazyLock<IntGauge> = LazyLock::new(|| {
+    let metric = IntGauge::new(
+        "postrider_journal_bytes",
+        "Bytes of events on local disk that are not in the database yet",
+    );
+    #[expect(clippy::expect_used, reason = "the name is a constant and valid")]
+    metric.expect("a valid metric")
+});
+
+pub(crate) static JOURNAL_EVENTS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    let opts = Opts::new(
+        "postrider_journal_events_total",
+        "Events that went to local disk, and what became of them afterwards",
+    );
+    #[expect(clippy::expect_used, reason = "name and label are constants and valid")]
+    let metric = IntCounterVec::new(opts, &["what"]).expect("a valid metric");
+    for what in ["accepted", "stored", "alias", "refused"] {
+        metric.with_label_values(&[what]).inc_by(0);
+    }
+    metric
+});
+
 /// Makes the metrics visible.
 pub(crate) fn register_all() {
     register(EVENTS_ACCEPTED.clone());
     register(INGEST_SECONDS.clone());
     register(DB_POOL.clone());
+    register(JOURNAL_BYTES.clone());
+    register(JOURNAL_EVENTS.clone());
 }
 
 /// Notes how the pool stands.

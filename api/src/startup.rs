@@ -26,7 +26,8 @@ use crate::auth::Auth;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::health::Health;
-use crate::ingest::{Lane, Queues, hints, writer};
+use crate::ingest::{Intake, Lane, Queues, hints, writer};
+use crate::journal::{Journal, replay};
 use crate::quotas::Quotas;
 use crate::routes::{NextSlot, State};
 use crate::schemas::Schemas;
@@ -106,11 +107,16 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
         hints,
         connected: AtomicBool::new(false),
     });
+    let journal = match &config.journal {
+        Some(settings) => Some(Journal::open(&settings.directory, settings.most_bytes)?),
+        None => None,
+    };
     let health = Health::new(
         pool.clone(),
         database.clone(),
         Arc::clone(&clock),
         Arc::clone(&writers),
+        journal.clone(),
     );
     let connections = Connections::new(pool.clone(), config.deadline);
     // Not `shutdown`: requests under way still need the writers when it comes.
@@ -124,12 +130,19 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
             config.admin_token.clone(),
             config.limits,
             config.believed,
+            journal.is_some(),
         ),
         slots: NextSlot::new(),
         schemas: Schemas::new(connections.clone()),
         quotas: Quotas::new(connections.clone()),
+        intake: Intake {
+            queues,
+            journal,
+            writers: Arc::clone(&writers),
+            clock: Arc::clone(&clock),
+            deadline: config.deadline,
+        },
         connections,
-        queues,
         clock,
         health,
         traces,
@@ -141,6 +154,7 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     let metrics_addr = metrics_server.addr();
     start_writers(&mut tasks, &state, &writers);
     start_hints(&mut tasks, database, arriving);
+    start_replay(&mut tasks, &state);
     start_observers(&mut tasks, &state, pool);
     let ready = Arc::clone(&state.health);
     drop(spawn_driver(metrics_server.run(
@@ -216,6 +230,21 @@ fn start_writers(tasks: &mut Supervisor, state: &State, writers: &Arc<writer::Sh
             writer::run(Arc::clone(&shared), lane, stop)
         });
     }
+}
+
+fn start_replay(tasks: &mut Supervisor, state: &State) {
+    let Some(journal) = &state.intake.journal else {
+        return;
+    };
+    let journal = Arc::clone(journal);
+    let target = replay::Target {
+        queues: Arc::clone(&state.intake.queues),
+        connections: state.connections.clone(),
+    };
+    tasks.start("journal", move |stop| {
+        let (journal, target) = (Arc::clone(&journal), target.clone());
+        async move { replay::run(&journal, &target, &stop).await }
+    });
 }
 
 fn start_hints(

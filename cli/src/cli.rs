@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::output::{Format, Output};
 use crate::{
-    config, dev, doctor, key, listen, master_key, migrate, organization, pause, send, serve, stats,
-    tenant, verify,
+    config, dev, doctor, journal, key, listen, master_key, migrate, organization, pause, send,
+    serve, stats, tenant, verify,
 };
 
 const EXAMPLES: &str = "\
@@ -80,6 +80,9 @@ enum Command {
     /// How fast endpoints answer
     #[command(subcommand)]
     Stats(stats::Command),
+    /// Events that an API accepted on local disk while the database was away
+    #[command(subcommand)]
+    Journal(journal::Command),
     /// What is wrong with this installation, how bad it is, and what to do
     Doctor(doctor::Args),
     /// Publish an event
@@ -109,6 +112,7 @@ impl Command {
             | Self::Pause(_)
             | Self::Stats(_)
             | Self::Doctor(_)
+            | Self::Journal(_)
             | Self::Send(_)
             | Self::Verify(_) => false,
         }
@@ -155,6 +159,7 @@ pub(crate) fn command() -> Clap {
         ("tenant", DATABASE),
         ("key", DATABASE),
         ("pause", DATABASE),
+        ("journal", DATABASE),
         ("stats", DATABASE),
         ("master-key", SEALED),
     ] {
@@ -215,6 +220,7 @@ async fn dispatch(
         Command::Pause(command) => pause::run(command, settings, output).await,
         Command::Stats(command) => stats::run(command, settings, output).await,
         Command::Doctor(args) => doctor::run(&args, settings, output).await,
+        Command::Journal(command) => journal::run(command, settings, output).await,
         Command::Send(args) => send::run(&args, settings, output).await,
         Command::Listen(args) => listen::run(&args, output, shutdown).await,
         Command::Verify(args) => verify::run(&args, output),

@@ -7,6 +7,7 @@ mod client;
 mod config;
 mod dev;
 mod doctor;
+mod journal;
 mod key;
 mod listen;
 mod master_key;

@@ -2,7 +2,8 @@
 //!
 //! A known key is believed for [`FRESH`], asked about again in the background before that ends, and,
 //! when the database is away, believed for a minute in all ([`BELIEVED`]): an outage of a minute locks nobody
-//! out. One that ends by itself ends then too, by the database's clock as it was last read.
+//! out. With a journal, which is for longer outages, one that was confirmed within a minute before the outage is
+//! believed until its end. One that ends by itself ends then too, by the database's clock as it was last read.
 //!
 //! # Invariants
 //! - A revocation holds within two seconds while the database answers.
@@ -135,6 +136,8 @@ pub(super) struct Keys {
     default: Limits,
     /// [`BELIEVED`], but for tests.
     pub(super) believed: Duration,
+    /// With a journal: a key that was confirmed so shortly before the database went away is believed until it is back.
+    through_outages: bool,
     entries: RwLock<HashMap<KeyHash, Arc<Entry>>>,
     refused: Mutex<HashMap<KeyHash, BootTime>>,
     failures: Failures,
@@ -148,12 +151,14 @@ impl Keys {
         clock: Arc<DatabaseClock>,
         default: Limits,
         believed: Duration,
+        through_outages: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
             connections,
             clock,
             default,
             believed,
+            through_outages,
             entries: RwLock::default(),
             refused: Mutex::default(),
             failures: Failures::default(),
@@ -303,7 +308,7 @@ impl Keys {
         if age <= AGEING {
             return Ok(known);
         }
-        let believed = age <= self.believed;
+        let believed = self.is_believed(age);
         if failed.is_some_and(|at| boot_time().since(at) <= ASK_PAUSE) {
             // Those who waited for the one that asked do not ask again, one after the other.
             return if believed {
@@ -335,6 +340,17 @@ impl Keys {
                 Err(error.into())
             }
         }
+    }
+
+    /// Whether a key that was confirmed so long ago counts while the database cannot be asked. What is revoked in an
+    /// outage is not known here: events that a journal accepts are the price of accepting any.
+    fn is_believed(&self, age: Duration) -> bool {
+        if !self.through_outages {
+            return age <= self.believed;
+        }
+        // Health checks and commits measure the clock every few seconds, as long as the database answers.
+        let away = self.clock.measured_ago().unwrap_or_default();
+        age.saturating_sub(away) <= self.believed
     }
 
     async fn find(&self, hash: &KeyHash) -> Result<Option<FoundKey>, StoreError> {
@@ -410,7 +426,13 @@ mod tests {
             .pool(Role::Api, 1, Duration::from_secs(3));
         let connections = Connections::new(pool.unwrap(), Duration::from_secs(1));
         let clock = Arc::new(DatabaseClock::new());
-        let all = Keys::new(connections.clone(), clock, Limits::default(), BELIEVED);
+        let all = Keys::new(
+            connections.clone(),
+            clock,
+            Limits::default(),
+            BELIEVED,
+            false,
+        );
         let client = connections.get().await.unwrap();
         let made = tenants::create_organization(&**client, "a").await.unwrap();
         let owner = OwnerKey::Organization(made.key);

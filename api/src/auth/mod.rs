@@ -84,9 +84,16 @@ impl Auth {
         admin_token: Option<String>,
         default: Limits,
         believed: Duration,
+        through_outages: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
-            keys: Keys::new(connections.clone(), clock, default, believed),
+            keys: Keys::new(
+                connections.clone(),
+                clock,
+                default,
+                believed,
+                through_outages,
+            ),
             connections,
             admin_token,
             tenants: RwLock::default(),

@@ -19,6 +19,7 @@
 
 pub(crate) mod configuration;
 pub(crate) mod hints;
+mod intake;
 mod staged;
 pub(crate) mod writer;
 
@@ -38,6 +39,8 @@ use time::OffsetDateTime;
 use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
 
+pub(crate) use self::intake::Intake;
+
 /// The most requests that wait at once: ten seconds of the slowest database that still keeps up
 /// with a few thousand events a second, and small beside [`MOST_BYTES`].
 const MOST_WAITING: usize = 20_000;
@@ -50,7 +53,7 @@ pub(crate) const MOST_FAN_OUT: usize = 1_000;
 pub(crate) const MOST_LISTED: usize = 100;
 
 /// An event that passed every check which needs no database.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NewEvent {
     pub(crate) tenant: TenantKey,
     pub(crate) event_type: Box<str>,
@@ -70,6 +73,10 @@ pub(crate) struct NewEvent {
     pub(crate) checked: Option<i64>,
     /// The version of its tenant's configuration that it must be planned with, at least.
     pub(crate) configuration: i64,
+    /// The id that it may be stored under already, or is known by elsewhere; otherwise a writer gives it one.
+    pub(crate) id: Option<Uuid>,
+    /// It was accepted before, on local disk: it is stored even where its type has a schema by now.
+    pub(crate) from_journal: bool,
 }
 
 /// An event that was not checked against the schema of its type.
@@ -118,9 +125,26 @@ pub(crate) enum Lane {
 #[derive(Debug)]
 pub(crate) struct Accepted {
     pub(crate) id: Uuid,
-    pub(crate) delivery_count: usize,
+    /// Not known of one that is durable on local disk only: its fan-out is made when it is replayed.
+    pub(crate) delivery_count: Option<usize>,
     /// The first [`MOST_LISTED`].
     pub(crate) deliveries: Vec<AcceptedDelivery>,
+}
+
+impl Accepted {
+    /// An event that is durable on local disk ([`crate::journal`]).
+    pub(crate) const fn local(id: Uuid) -> Self {
+        Self {
+            id,
+            delivery_count: None,
+            deliveries: Vec::new(),
+        }
+    }
+
+    /// Whether it is durable on local disk only.
+    pub(crate) const fn is_local(&self) -> bool {
+        self.delivery_count.is_none()
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -140,6 +164,10 @@ pub(crate) enum Refusal {
     Stalled,
     /// The database did not take it in time; whether it will be delivered is unknown.
     Late,
+    /// The journal holds as much as it may.
+    JournalFull,
+    /// The journal cannot be written.
+    JournalFailed,
     /// The event would go to this many endpoints.
     FanOut(usize),
     /// Its type has a schema: it comes back to be checked against that.
@@ -221,14 +249,18 @@ impl Queues {
         }
     }
 
-    /// Hands an event to a writer and waits until it is durable.
-    pub(crate) async fn submit(&self, event: NewEvent) -> Reply {
-        self.of(event.first_lane()).submit(event).await
+    /// Hands an event to a writer and waits until it is durable, for so long.
+    pub(crate) async fn submit(&self, event: NewEvent, patience: Duration) -> Reply {
+        self.of(event.first_lane()).submit(event, patience).await
     }
 
-    /// Hands events to the writers and waits until each is durable or refused. All of them, or none
+    /// Hands events to the writers and waits until each is durable or refused, for so long. All of them, or none
     /// when there is no room for one.
-    pub(crate) async fn submit_all(&self, events: Vec<NewEvent>) -> Result<Vec<Reply>, Refusal> {
+    pub(crate) async fn submit_all(
+        &self,
+        events: Vec<NewEvent>,
+        patience: Duration,
+    ) -> Result<Vec<Reply>, Refusal> {
         let mut answers = Vec::with_capacity(events.len());
         let mut waiting = Lane::ALL.map(|lane| (lane, Vec::new()));
         for event in events {
@@ -245,7 +277,7 @@ impl Queues {
         for (lane, list) in waiting {
             self.of(lane).put_all(list);
         }
-        let deadline = tokio::time::Instant::now() + self.plain.deadline;
+        let deadline = tokio::time::Instant::now() + patience;
         let mut replies = Vec::with_capacity(answers.len());
         for answer in answers {
             replies.push(match tokio::time::timeout_at(deadline, answer).await {
@@ -292,10 +324,10 @@ impl Queue {
         self
     }
 
-    async fn submit(&self, event: NewEvent) -> Reply {
+    async fn submit(&self, event: NewEvent, patience: Duration) -> Reply {
         let (waiting, answer) = self.admit(event)?;
         self.put(waiting);
-        match tokio::time::timeout(self.deadline, answer).await {
+        match tokio::time::timeout(patience, answer).await {
             Ok(Ok(reply)) => reply,
             // The writer restarted, or the deadline passed: the client may send it again.
             Ok(Err(_)) | Err(_) => Err(Refusal::Late),
@@ -311,7 +343,7 @@ impl Queue {
         let (reply, answer) = oneshot::channel();
         let waiting = Waiting {
             reply,
-            id: None,
+            id: event.id,
             planned_with: event.configuration,
             event,
             rounds: 0,
@@ -396,16 +428,22 @@ mod tests {
             trace: None,
             checked: None,
             configuration: 0,
+            id: None,
+            from_journal: false,
         }
+    }
+
+    async fn submit(queue: &Queue, event: NewEvent) -> Reply {
+        queue.submit(event, queue.deadline).await
     }
 
     #[tokio::test]
     async fn what_waits_is_bounded_in_number_and_given_back_when_answered() {
         let queue = Queue::new(Duration::from_secs(5)).with_most_waiting(2);
         let (first, second, third, taken) = tokio::join!(
-            queue.submit(event(1)),
-            queue.submit(event(1)),
-            queue.submit(event(1)),
+            submit(&queue, event(1)),
+            submit(&queue, event(1)),
+            submit(&queue, event(1)),
             async {
                 queue.arrival().await;
                 let taken = queue.take(10);
@@ -431,23 +469,23 @@ mod tests {
         let late = async {
             // By the clock: age is what is tested.
             tokio::time::sleep(Duration::from_millis(250)).await;
-            queue.submit(event(1)).await
+            submit(&queue, event(1)).await
         };
 
-        let (first, second) = tokio::join!(queue.submit(event(1)), late);
+        let (first, second) = tokio::join!(submit(&queue, event(1)), late);
 
         assert_eq!(first.unwrap_err(), Refusal::Late);
         assert_eq!(second.unwrap_err(), Refusal::Stalled);
         assert_eq!(queue.taken.count.load(Ordering::Relaxed), 1, "the first's");
         // Nobody waits any more: the next one is let in.
-        assert_eq!(queue.submit(event(1)).await.unwrap_err(), Refusal::Late);
+        assert_eq!(submit(&queue, event(1)).await.unwrap_err(), Refusal::Late);
     }
 
     #[tokio::test]
     async fn what_waits_is_bounded_in_bytes() {
         let queue = Queue::new(Duration::from_secs(5));
 
-        let reply = queue.submit(event(MOST_BYTES + 1)).await;
+        let reply = submit(&queue, event(MOST_BYTES + 1)).await;
 
         assert_eq!(reply.unwrap_err(), Refusal::QueueFull);
         assert_eq!(queue.taken.bytes.load(Ordering::Relaxed), 0);
@@ -457,7 +495,7 @@ mod tests {
     async fn a_request_is_told_after_its_deadline_that_nothing_is_known() {
         let queue = Queue::new(Duration::from_millis(20));
 
-        let reply = queue.submit(event(1)).await;
+        let reply = submit(&queue, event(1)).await;
 
         assert_eq!(reply.unwrap_err(), Refusal::Late);
     }

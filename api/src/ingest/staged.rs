@@ -132,6 +132,7 @@ impl Staged {
             .ok_or(Unplanned::Refused(Refusal::Internal))?;
         if let Some(version) = known.schema(&event.event_type)
             && event.checked != Some(version)
+            && !event.from_journal
         {
             return Err(Unplanned::Unchecked(version));
         }
@@ -239,7 +240,7 @@ impl Staged {
         });
         let accepted = Accepted {
             id,
-            delivery_count: plan.deliveries.len(),
+            delivery_count: Some(plan.deliveries.len()),
             deliveries: deliveries.take(MOST_LISTED).collect(),
         };
         self.answer(Ok(accepted));
@@ -259,7 +260,7 @@ impl Staged {
         });
         let accepted = Accepted {
             id,
-            delivery_count: stored.delivery_count,
+            delivery_count: Some(stored.delivery_count),
             deliveries: deliveries.collect(),
         };
         self.answer(Ok(accepted));

@@ -152,7 +152,7 @@ async fn submit(
     let mut events = events;
     while !events.is_empty() {
         let (positions, batch): (Vec<usize>, Vec<NewEvent>) = events.drain(..).unzip();
-        let replies = match app.queues.submit_all(batch).await {
+        let replies = match app.intake.submit_all(batch).await {
             Ok(replies) => replies,
             Err(refusal) if round == 0 => return Err(refused(refusal)),
             // The others of the batch are stored.

@@ -157,6 +157,8 @@ pub(crate) fn parse(
         trace,
         checked: None,
         configuration: 0,
+        id: None,
+        from_journal: false,
     })
 }
 

@@ -12,6 +12,7 @@ use shared::ids::{DeliveryId, EndpointId, EventId, created_at};
 use shared::policy::payload::FieldPath;
 use shared::policy::redaction::hide_fields;
 use shared::runtime::clock::boot_time;
+use shared::store::aliases;
 use shared::store::deliveries as delivery_store;
 use shared::store::events::{self as store, Event};
 use tracing::field::display;
@@ -108,14 +109,14 @@ pub(super) fn log_accepted(
 ) {
     let event = EventId(accepted.id);
     let trace = trace.map(|context| display(context.trace));
-    tracing::debug!(request.id = request_id::of(request), event.id = %event, trace.id = trace, deliveries = accepted.delivery_count, "an event was accepted");
+    tracing::debug!(request.id = request_id::of(request), event.id = %event, trace.id = trace, deliveries = accepted.delivery_count, local = accepted.is_local(), "an event was accepted");
 }
 
 /// Hands an event to the writers, and checks it when its type has a schema.
 async fn submit(app: &App, mut event: NewEvent) -> Result<Accepted, ApiError> {
     app.schemas.check_ahead(&mut event);
     for _round in 0..MOST_CHECKS {
-        match app.queues.submit(event).await {
+        match app.intake.submit(event).await {
             Err(Refusal::Unchecked(unchecked)) => {
                 event = app.schemas.check(*unchecked, "").await?;
             }
@@ -222,9 +223,18 @@ pub(super) async fn show(app: App, request: HttpRequest) -> Result<HttpResponse,
     let tenant = app.auth.tenant(&request, Scope::Read).await?.tenant;
     let id: EventId = path_id(&request, "id")?;
     let client = app.client().await?;
-    let found = store::find(&**client, tenant, id.0).await?;
+    let mut found = store::find(&**client, tenant, id.0)
+        .await?
+        .map(Document::new);
+    if found.is_none()
+        && let Some(of) = aliases::find(&**client, tenant, id.0).await?
+    {
+        found = store::find(&**client, tenant, of)
+            .await?
+            .map(|event| Document::alias(id, event));
+    }
     drop(client);
-    reply(StatusCode::OK, &Document::new(found.ok_or_else(missing)?))
+    reply(StatusCode::OK, &found.ok_or_else(missing)?)
 }
 
 /// Get an event's payload
@@ -315,6 +325,11 @@ pub(super) struct Document {
     payload_bytes: i32,
     /// How many deliveries were made when it was accepted.
     delivery_count: i32,
+    /// Its `Idempotency-Key` or `external_id` stood for this event already, which another server had accepted: all else
+    /// here is of that one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::EventId>)]
+    duplicate_of: Option<EventId>,
 }
 
 impl Document {
@@ -328,6 +343,17 @@ impl Document {
             deliver_before: event.deliver_before.map(Instant),
             payload_bytes: event.payload_bytes,
             delivery_count: event.delivery_count,
+            duplicate_of: None,
+        }
+    }
+
+    /// The event that this id stands for.
+    fn alias(id: EventId, event: Event) -> Self {
+        let duplicate_of = Some(EventId(event.id));
+        Self {
+            id,
+            duplicate_of,
+            ..Self::new(event)
         }
     }
 }
@@ -344,11 +370,25 @@ pub(super) struct Published<'a> {
     #[schema(example = "order.created")]
     event_type: &'a str,
     created_at: Instant,
-    delivery_count: usize,
-    /// The first 100.
+    /// `null` while it is durable on the server's own disk only.
+    #[schema(required)]
+    delivery_count: Option<usize>,
+    /// The first 100; `null` while it is durable on the server's own disk only.
     #[serde(serialize_with = "listed")]
-    #[schema(value_type = Vec<PublishedDelivery>, max_items = 100)]
+    #[schema(value_type = Option<Vec<PublishedDelivery>>, required, max_items = 100)]
     deliveries: &'a Accepted,
+    /// `local`: the database is away, the event is durable on the server's own disk, and its deliveries are made when
+    /// the database is back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Durability>)]
+    durability: Option<Durability>,
+}
+
+/// Where an event is durable, unless it is in the database.
+#[derive(Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum Durability {
+    Local,
 }
 
 /// A delivery that was just made.
@@ -375,11 +415,15 @@ impl<'a> Published<'a> {
             created_at: Instant(created_at(accepted.id)),
             delivery_count: accepted.delivery_count,
             deliveries: accepted,
+            durability: accepted.is_local().then_some(Durability::Local),
         }
     }
 }
 
 fn listed<S: Serializer>(accepted: &&Accepted, out: S) -> Result<S::Ok, S::Error> {
+    if accepted.is_local() {
+        return out.serialize_none();
+    }
     out.collect_seq(
         accepted
             .deliveries
@@ -406,6 +450,14 @@ pub(super) fn refused(refusal: Refusal) -> ApiError {
         Refusal::Late => ApiError::new(
             Kind::Unavailable,
             "the database did not confirm the event in time; it may or may not be delivered",
+        ),
+        Refusal::JournalFull => ApiError::new(
+            Kind::Unavailable,
+            "the database is away and as many events wait on the server's disk as may wait; nothing was stored",
+        ),
+        Refusal::JournalFailed => ApiError::new(
+            Kind::Unavailable,
+            "the database is away and the server's disk cannot be written; the event may or may not be delivered",
         ),
         Refusal::FanOut(count) => ApiError::new(
             Kind::LimitReached,

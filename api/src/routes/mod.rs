@@ -42,7 +42,7 @@ use crate::auth::Auth;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::idempotency;
-use crate::ingest::Queues;
+use crate::ingest::Intake;
 use crate::patience;
 use crate::problem::{ApiError, Kind};
 use crate::quotas::Quotas;
@@ -53,7 +53,7 @@ pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) connections: Connections,
     pub(crate) auth: Arc<Auth>,
-    pub(crate) queues: Arc<Queues>,
+    pub(crate) intake: Intake,
     pub(crate) schemas: Schemas,
     pub(crate) clock: Arc<DatabaseClock>,
     pub(crate) health: Arc<crate::health::Health>,

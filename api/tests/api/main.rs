@@ -27,6 +27,7 @@ mod fuzz;
 mod health;
 mod idempotent_posts;
 mod ingest;
+mod journal;
 mod keys;
 mod limits;
 mod lists;

@@ -8,6 +8,7 @@
 //! the lists, and a test prepares each one against the migrated schema (`tests/store/statements.rs`).
 //! A new module adds its list there. Utility statements that cannot be prepared (DDL) stay out.
 
+pub mod aliases;
 pub mod attempts;
 pub mod audit_log;
 pub mod backlog;
@@ -95,6 +96,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         replays::work::STATEMENTS,
         replies::STATEMENTS,
         commands::STATEMENTS,
+        aliases::STATEMENTS,
         attempts::STATEMENTS,
         dead_letters::STATEMENTS,
         audit_log::STATEMENTS,

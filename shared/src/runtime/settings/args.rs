@@ -30,7 +30,6 @@ fn arg(setting: &'static Setting) -> Arg {
     let base = Arg::new(name).long(setting.flag).help_heading(heading);
     match setting.kind {
         Kind::Token(_) | Kind::Key => of_file(setting, heading),
-        Kind::NotYet => base.value_name("VALUE").hide(true),
         Kind::Bool => base
             .value_name("true|false")
             .num_args(0..=1)

@@ -35,9 +35,6 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// A log filter (`info`, `warn,worker=debug`).
     Filter,
-    /// A name that is reserved, of something that this version cannot do: setting it is an error,
-    /// because ignoring it would promise what does not happen.
-    NotYet,
 }
 
 /// As many as a `resolv.conf` holds: the time of a look-up is shared among them.
@@ -314,9 +311,24 @@ pub const TABLE: &[Setting] = &[
     Setting::plain(
         "POSTRIDER_JOURNAL_DIR",
         "journal-dir",
-        Kind::NotYet,
-        "reserved: accept events on local disk while the database is away",
+        Kind::Path,
+        "accept events on local disk while the database is away: a directory of this API process alone",
     ),
+    Setting::plain(
+        "POSTRIDER_JOURNAL_PERSISTENT",
+        "journal-persistent",
+        Kind::Bool,
+        "you confirm that POSTRIDER_JOURNAL_DIR is still there when the process is started anew, wherever that is: \
+         what was accepted there and is lost with it is lost",
+    )
+    .default("false"),
+    Setting::plain(
+        "POSTRIDER_JOURNAL_MAX_BYTES",
+        "journal-max-bytes",
+        Kind::Count(1 << 20, 1 << 40),
+        "what the journal may take of the disk; above it events are refused with 503",
+    )
+    .default("1073741824"),
     Setting::plain(
         "POSTRIDER_PROXY_URL",
         "proxy-url",
@@ -410,6 +422,9 @@ pub const API: &[&str] = &[
     "POSTRIDER_TENANT_ENDPOINTS",
     "POSTRIDER_TENANT_EVENTS_PER_DAY",
     "POSTRIDER_TENANT_EVENTS_PER_MONTH",
+    "POSTRIDER_JOURNAL_DIR",
+    "POSTRIDER_JOURNAL_PERSISTENT",
+    "POSTRIDER_JOURNAL_MAX_BYTES",
     "POSTRIDER_OTLP_ENDPOINT",
     "POSTRIDER_OTLP_SAMPLE_RATIO",
 ];
