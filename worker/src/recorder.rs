@@ -18,6 +18,7 @@ use std::time::Duration;
 use shared::domain::attempt::Outcome;
 use shared::domain::delivery::{CloseReason, DeadLetterClass};
 use shared::domain::notice::NoticeKind;
+use shared::fail_point;
 use shared::ids::{DeliveryId, EventId, Incarnation};
 use shared::policy::decide::Decision;
 use shared::runtime::clock::boot_time;
@@ -151,6 +152,7 @@ impl Recorder {
         let Some((session, statements)) = connection else {
             return Ok(Vec::new());
         };
+        fail_point!("worker.recording");
         let rows: Vec<RecordRow<'_>> = records.iter().map(|record| row(record, texts)).collect();
         let life = first.owner.incarnation;
         let answers = if first.in_line {
@@ -160,6 +162,7 @@ impl Recorder {
             let writing = queue::record(session, statements, life, &rows);
             within(STATEMENT_BUDGET, writing).await?
         };
+        fail_point!("worker.recorded");
         let stale = answers.iter().filter(|(_, applied)| !applied).count();
         if stale > 0 {
             tracing::info!(stale, "outcomes came too late or twice and changed nothing");
@@ -239,6 +242,7 @@ impl Recorder {
         let endpoint = (record.endpoint, attempt.endpoint_version);
         let evidence = (record.delivery, attempt.started_at);
         let reason = "the receiver answered 410 Gone";
+        fail_point!("worker.disabling");
         let disabling = commands::disable_gone(session, endpoint, record.tenant, evidence, reason);
         match within(STATEMENT_BUDGET, disabling).await {
             Ok(false) => {}

@@ -24,6 +24,8 @@ pub(crate) struct Posted {
     pub(crate) accepted: Vec<Uuid>,
     /// Every other answer, and every broken connection.
     pub(crate) refused: Vec<String>,
+    /// How often an address did not answer at all, and the next one was asked.
+    pub(crate) elsewhere: usize,
     answers: Vec<Answered>,
 }
 
@@ -93,6 +95,7 @@ impl Posted {
 
 /// A poster at work.
 pub(crate) struct Poster {
+    idle: Arc<Idle>,
     sent: Arc<AtomicUsize>,
     accepted: Arc<AtomicUsize>,
     stop: CancellationToken,
@@ -102,7 +105,7 @@ pub(crate) struct Poster {
 impl Poster {
     /// Posts an event of each of these types in turn, `per_second` of them.
     pub(crate) fn start<'t>(
-        addr: SocketAddr,
+        addresses: &[SocketAddr],
         key: &str,
         per_second: u32,
         types: impl IntoIterator<Item = &'t str>,
@@ -113,18 +116,21 @@ impl Poster {
             .collect();
         let stop = CancellationToken::new();
         let (sent, accepted) = (Arc::default(), Arc::default());
+        let idle = Arc::new(Idle {
+            addresses: Mutex::new(addresses.to_vec()),
+            connections: Mutex::default(),
+            elsewhere: AtomicUsize::new(0),
+        });
         let work = Work {
             requests,
             interval: Duration::from_secs(1) / per_second,
-            idle: Arc::new(Idle {
-                addr,
-                connections: Mutex::default(),
-            }),
+            idle: Arc::clone(&idle),
             sent: Arc::clone(&sent),
             accepted: Arc::clone(&accepted),
         };
         let task = spawn_driver(work.run(stop.clone()));
         Self {
+            idle,
             sent,
             accepted,
             stop,
@@ -141,6 +147,18 @@ impl Poster {
     pub(crate) fn waiting(&self) -> usize {
         let accepted = self.accepted();
         self.sent.load(Ordering::Relaxed) - accepted
+    }
+
+    /// From now on also to this address.
+    pub(crate) fn goes_to(&self, addr: SocketAddr) {
+        self.idle.addresses.lock().unwrap().push(addr);
+    }
+
+    /// From now on not to this address any more.
+    pub(crate) fn goes_no_more_to(&self, addr: SocketAddr) {
+        self.idle.addresses.lock().unwrap().retain(|it| *it != addr);
+        let mut connections = self.idle.connections.lock().unwrap();
+        connections.retain(|it| it.addr != addr);
     }
 
     /// Posts no more; returns when the last post was answered.
@@ -191,6 +209,7 @@ impl Work {
         while let Some(answer) = under_way.join_next().await {
             self.count(&mut posted, answer.unwrap());
         }
+        posted.elsewhere = self.idle.elsewhere.load(Ordering::Relaxed);
         posted
     }
 
@@ -214,23 +233,28 @@ impl Work {
 /// one that is being closed takes a post with it.
 const IDLE: Duration = Duration::from_secs(4);
 
-/// Connections that wait for their next request, with the instant since when; as many are opened as
-/// posts are under way.
+/// Where the API is, and connections that wait for their next request; as many are opened as posts are
+/// under way.
 struct Idle {
+    addresses: Mutex<Vec<SocketAddr>>,
+    connections: Mutex<Vec<Waiting>>,
+    elsewhere: AtomicUsize,
+}
+
+struct Waiting {
+    since: Instant,
     addr: SocketAddr,
-    connections: Mutex<Vec<(Instant, Connection)>>,
+    connection: Connection,
 }
 
 impl Idle {
     /// Posts; the id of the event, or what was answered instead.
     async fn exchange(&self, request: &[u8]) -> Result<Uuid, String> {
         let latest = self.connections.lock().unwrap().pop();
-        let good = latest.filter(|(since, _)| since.elapsed() < IDLE);
-        let mut connection = match good {
-            Some((_, connection)) => connection,
-            None => Connection::open(self.addr)
-                .await
-                .map_err(|error| format!("connect: {error}"))?,
+        let good = latest.filter(|it| it.since.elapsed() < IDLE);
+        let (addr, mut connection) = match good {
+            Some(waiting) => (waiting.addr, waiting.connection),
+            None => self.connect().await?,
         };
         let reply = connection
             .exchange(request)
@@ -242,8 +266,37 @@ impl Idle {
         }
         let document: serde_json::Value = serde_json::from_str(&text).unwrap();
         let event: EventId = document["id"].as_str().unwrap().parse().unwrap();
-        let mut connections = self.connections.lock().unwrap();
-        connections.push((Instant::now(), connection));
+        if reply.keep_alive && self.addresses.lock().unwrap().contains(&addr) {
+            let mut connections = self.connections.lock().unwrap();
+            connections.push(Waiting {
+                since: Instant::now(),
+                addr,
+                connection,
+            });
+        }
         Ok(event.0)
+    }
+
+    /// To the address whose turn it is, or the next one that takes connections.
+    async fn connect(&self) -> Result<(SocketAddr, Connection), String> {
+        let addresses = self.addresses.lock().unwrap().clone();
+        let mut refused = "connect: there is no address".to_owned();
+        for addr in addresses {
+            self.next_turn();
+            match Connection::open(addr).await {
+                Ok(connection) => return Ok((addr, connection)),
+                Err(error) => {
+                    self.elsewhere.fetch_add(1, Ordering::Relaxed);
+                    refused = format!("connect: {error}");
+                }
+            }
+        }
+        Err(refused)
+    }
+
+    fn next_turn(&self) {
+        let mut addresses = self.addresses.lock().unwrap();
+        let one = addresses.len().min(1);
+        addresses.rotate_left(one);
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::poster::Posted;
-use crate::world::{AtRisk, World, requests};
+use crate::world::{AtRisk, World, repeated};
 
 /// Set by `scripts/faults`.
 const LONG: &str = "FAULTS_LONG";
@@ -75,7 +75,7 @@ impl Report {
             "posted": posted.accepted.len(),
             "refused": posted.refused.len(),
             "lost": found.lost,
-            "duplicates": arrivals.len() - requests(&arrivals).len(),
+            "duplicates": repeated(&arrivals).values().sum::<usize>(),
             "allowed": at_risk.total(),
             "stuck": found.stuck,
             "error_window_ms": milliseconds(posted.error_window()),
@@ -90,11 +90,11 @@ impl Report {
 
         assert!(self.runs > 0, "the fault did not happen");
         found.is_well(posted.accepted.len());
-        if let Some((delivery, sent)) = unexcused.first() {
+        if let Some((delivery, times)) = unexcused.first() {
             let mut history = arrivals;
             history.retain(|it| it.delivery == *delivery);
             panic!(
-                "{} deliveries were repeated without reason; one had {sent} requests: {history:#?}",
+                "{} deliveries were repeated without reason, one {times} times: {history:#?}",
                 unexcused.len()
             );
         }
