@@ -9,6 +9,7 @@
 //!   a lost acknowledgement is no harm; it is fenced (D3), so lateness is none either.
 //! - One bad row never fails its batch: halves are submitted until the culprit stands alone, which is
 //!   then stored without its texts.
+//! - A batch that takes too long is halved as well: a slow database gets on with what it can do in time.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -113,17 +114,19 @@ impl Recorder {
                 Err(error) if !is_about_rows(&error) => {
                     tracing::warn!(%error, records = part.len(), "outcomes could not be recorded; trying again");
                     *connection = None;
-                    waiting.push((from, to));
+                    if matches!(error, StoreError::Timeout(_)) {
+                        // In the time that was too short for all, some of them may be written.
+                        waiting.extend(halves(from, to));
+                    } else {
+                        waiting.push((from, to));
+                    }
                     tokio::time::sleep(pause.mul_f64(0.5 + jitter::fraction())).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 Err(error) if part.len() == 1 => {
                     applied.extend(self.write_alone(connection, part, &error).await);
                 }
-                Err(_) => {
-                    let middle = from + (to - from) / 2;
-                    waiting.extend([(middle, to), (from, middle)]);
-                }
+                Err(_) => waiting.extend(halves(from, to)),
             }
         }
         self.follow_up(connection.as_ref(), &records, &applied)
@@ -272,6 +275,12 @@ impl Recorder {
             }
         }
     }
+}
+
+/// The first half comes last, to be taken first; of a single row the other half is empty.
+const fn halves(from: usize, to: usize) -> [(usize, usize); 2] {
+    let middle = to - (to - from) / 2;
+    [(middle, to), (from, middle)]
 }
 
 /// What a notice says of an endpoint whose receiver is gone.

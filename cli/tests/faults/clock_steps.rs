@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use load_tests::client;
 use serde_json::json;
 use shared::ids::created_at;
 use shared::runtime::clock::{boot_time, wall_time};
@@ -62,6 +63,10 @@ async fn when_a_clock_is_set_nothing_is_lost_late_or_sent_in_a_storm() {
                 let off = (created_at(id) - at).whole_seconds();
                 assert!(off.abs() < MOST_OFF, "an id is {off} s off");
             }
+            let change = json!({ "description": format!("{offset}") }).to_string();
+            let path = format!("/v1/endpoints/{}", endpoints[0].id);
+            let change = client::request("PATCH", &path, Some(&world.key), change.as_bytes());
+            client::ask(addr, &change).await.unwrap();
             let accepted = poster.accepted();
             eventually(PATIENCE, || async {
                 (poster.accepted() > accepted + endpoints.len()).then_some(())
@@ -85,6 +90,15 @@ async fn when_a_clock_is_set_nothing_is_lost_late_or_sent_in_a_storm() {
         0,
         "attempts that began at another time"
     );
+    let told = world
+        .sql()
+        .await
+        .query("SELECT id FROM audit_log", &[])
+        .await;
+    for row in told.unwrap() {
+        let off = (created_at(row.get(0)) - wall_time()).whole_seconds();
+        assert!(off.abs() < 2 * MOST_OFF, "a change is told {off} s off");
+    }
     report.note("recovered: requests bear the new time; ids, due times and leases never did");
     report.close(&world, &posted, &AtRisk::default()).await;
 }

@@ -3,13 +3,16 @@
 //! What this cannot show is the loss of what the kernel had not written to the disk yet. Against that stands
 //! PostgreSQL's `fsync`, and `synchronous_commit = on` in every session of ours (D2), which is looked at here.
 
+use std::time::Duration;
+
 use shared::runtime::clock::boot_time;
 use shared::store::Role;
 use shared::testing::{TestCluster, eventually};
 
 use crate::process::PATIENCE;
+use crate::receiver::Answer;
 use crate::report::{Report, short_or_long};
-use crate::world::{AtRisk, World};
+use crate::world::{AtRisk, TAKE_OVER, World};
 
 /// D2, F87: all that was acknowledged is delivered when everything is started again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -17,6 +20,10 @@ async fn f87_when_everything_is_killed_at_once_nothing_that_was_acknowledged_is_
     let mut cluster = TestCluster::new().await;
     let world = World::start(&cluster.url(), cluster.database()).await;
     let endpoints = world.an_endpoint_in_each_slot().await;
+    for slow in endpoints.iter().step_by(8) {
+        let answer = Answer::late(Duration::from_millis(900));
+        world.receiver.answers(&slow.path, &[answer]);
+    }
     let mut workers = world.workers(2).await;
     let (mut api, mut addr) = world.another_api(&[]).await;
     let poster = world.post_to(&[addr], short_or_long(150, 400), &endpoints);
@@ -38,11 +45,17 @@ async fn f87_when_everything_is_killed_at_once_nothing_that_was_acknowledged_is_
         poster.goes_no_more_to(addr);
         (api, addr) = world.another_api(&[]).await;
         poster.goes_to(addr);
-        workers = world.workers(2).await;
+        workers = vec![world.worker().await, world.worker().await];
+        eventually(TAKE_OVER, || async {
+            let mut slots = world.slots_of(workers[0].incarnation).await;
+            slots.extend(world.slots_of(workers[1].incarnation).await);
+            (slots.len() == 256).then_some(())
+        })
+        .await;
         report.recovered(boot_time().since(began));
     }
     let posted = poster.stop().await;
-    report.note("recovered: from the start of the programs until their slots are spread; refused: while there was no API");
+    report.note("recovered: from the start of the programs until they own all slots; refused: while there was no API");
     report.close(&world, &posted, &at_risk).await;
 }
 

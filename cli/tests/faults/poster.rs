@@ -251,7 +251,7 @@ impl Idle {
     /// Posts; the id of the event, or what was answered instead.
     async fn exchange(&self, request: &[u8]) -> Result<Uuid, String> {
         let latest = self.connections.lock().unwrap().pop();
-        let good = latest.filter(|it| it.since.elapsed() < IDLE);
+        let good = latest.filter(|it| it.since.elapsed() < IDLE && it.connection.is_open());
         let (addr, mut connection) = match good {
             Some(waiting) => (waiting.addr, waiting.connection),
             None => self.connect().await?,

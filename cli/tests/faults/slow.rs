@@ -59,6 +59,35 @@ async fn f62_what_is_recorded_more_slowly_than_a_lease_is_not_sent_again() {
     report.close(&world, &posted, &AtRisk::default()).await;
 }
 
+/// F62: a batch that takes longer than a record may is written in parts, and not tried as a whole for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f62_a_batch_that_takes_too_long_is_recorded_in_parts() {
+    let database = TestDatabase::new().await;
+    let world = World::start(database.url(), database.database()).await;
+    let endpoints = world.an_endpoint_in_each_slot().await;
+    let _worker = world.workers(1).await;
+    slow_records(&world).await;
+    // The first batch is held until all others have been answered; the second one is all of them.
+    set_latency(&world, 3.5).await;
+    let poster = world.post(500, &endpoints);
+    eventually(PATIENCE, || async {
+        (world.receiver.count() >= endpoints.len()).then_some(())
+    })
+    .await;
+    let posted = poster.stop().await;
+    set_latency(&world, 0.0).await;
+    // Longer for the batch than any statement may take.
+    let each = "CREATE TRIGGER each BEFORE INSERT ON attempts FOR EACH ROW EXECUTE FUNCTION wait_for_each()";
+    world.sql().await.batch_execute(each).await.unwrap();
+
+    let began = boot_time();
+    let mut report = Report::of("recording: 50 ms for each row");
+    world.finished(&posted.accepted).await;
+    report.recovered(boot_time().since(began));
+    report.note("recovered: all that was sent is recorded");
+    report.close(&world, &posted, &AtRisk::default()).await;
+}
+
 /// F58: attempts are written 2 s late, every time. Deliveries go on, events are accepted as fast as ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f58_while_each_record_takes_two_seconds_deliveries_go_on() {
@@ -106,6 +135,8 @@ async fn slow_records(world: &World) {
     let slow = "CREATE TABLE latency (seconds float8); INSERT INTO latency VALUES (0);
         CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN PERFORM pg_sleep(seconds) FROM latency; RETURN NULL; END $$;
+        CREATE FUNCTION wait_for_each() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END $$;
         CREATE TRIGGER slow BEFORE INSERT ON attempts FOR EACH STATEMENT EXECUTE FUNCTION wait();";
     world.sql().await.batch_execute(slow).await.unwrap();
 }

@@ -61,7 +61,7 @@ async fn an_event_whose_answer_was_lost_is_there_once_however_often_it_is_posted
 async fn a_post_whose_answer_was_lost_is_answered_or_done_again_when_its_claim_has_ended() {
     let database = TestDatabase::new().await;
     let world = World::start(database.url(), database.database()).await;
-    let body = json!({ "url": "http://127.0.0.1:9/", "event_types": ["a"] }).to_string();
+    let body = json!({ "url": "http://127.0.0.1:8099/", "event_types": ["a"] }).to_string();
     for (point, done, done_again) in [
         ("api.key_claimed", 0, 1),
         // That it was done is not known: the key runs again, as the module says.

@@ -22,24 +22,23 @@ async fn a_worker_that_dies_while_slots_change_hands_leaves_none_behind() {
     for _ in 0..short_or_long(1, 5) {
         // All others die, so it is the one that buries them.
         let mut burying = world.dying_worker("worker.dead_declared").await;
-        let mut dying = Vec::new();
+        world.spread_over(1, PATIENCE).await;
+        let began = boot_time();
+        for point in ["worker.joined", "worker.slots_taken"] {
+            has_died(&mut world.starting_worker(&[dies_at(point, 1)])).await;
+        }
         for point in [
             "worker.slots_releasing",
             "worker.slots_released",
             "worker.leaving",
         ] {
-            let leaving = world.dying_worker(point).await;
-            dying.push(leaving.process);
-        }
-        world.spread_over(4, PATIENCE).await;
-        let began = boot_time();
-        // Those give slots up to these as well, if they come so far.
-        for point in ["worker.joined", "worker.slots_taken"] {
-            has_died(&mut world.starting_worker(&[dies_at(point, 1)])).await;
-        }
-        for process in &mut dying {
-            process.signal(Signal::TERM);
-            has_died(process).await;
+            let mut leaving = world.dying_worker(point).await;
+            eventually(PATIENCE, || async {
+                (!world.slots_of(leaving.incarnation).await.is_empty()).then_some(())
+            })
+            .await;
+            leaving.process.signal(Signal::TERM);
+            has_died(&mut leaving.process).await;
         }
         has_died(&mut burying.process).await;
         at_risk.join(world.at_risk().await);

@@ -79,16 +79,16 @@ const WAVES: [&[Case]; 2] = [
         answered(&[422], End::Dead, case("worker.recorded", 1..=1)),
         // The endpoint stays enabled until the next 410.
         answered(&[410], End::Closed, case("worker.disabling", 1..=1)),
-        // Two attempts; the breaker of the first one is written or is not.
+        // Three attempts; the second one is late enough to open the breaker.
         answered(
-            &[503, 200],
+            &[503, 503, 200],
             End::Delivered,
-            case("worker.breaker_saving", 2..=2),
+            case("worker.breaker_saving", 3..=3),
         ),
         answered(
-            &[503, 200],
+            &[503, 503, 200],
             End::Delivered,
-            case("worker.breaker_saved", 2..=2),
+            case("worker.breaker_saved", 3..=3),
         ),
     ],
 ];
@@ -128,7 +128,8 @@ async fn die(world: &World, name: &str, wave: &[Case], report: &mut Report) -> (
     let mut endpoints = Vec::new();
     for (number, (case, worker)) in wave.iter().zip(&workers).enumerate() {
         let endpoint = endpoint_of(world, worker, &format!("{name}-{number}")).await;
-        let answers: Vec<Answer> = case.answers.iter().map(|it| Answer::now(*it)).collect();
+        let answer = |status: &u16| Answer::now(*status).with("retry-after: 3");
+        let answers: Vec<Answer> = case.answers.iter().map(answer).collect();
         world.receiver.answers(&endpoint.path, &answers);
         events.push(publish(world, &endpoint, case.body).await);
         endpoints.push(endpoint);
@@ -161,7 +162,7 @@ async fn die(world: &World, name: &str, wave: &[Case], report: &mut Report) -> (
 async fn endpoint_of(world: &World, worker: &Worker, name: &str) -> Endpoint {
     let slots = world.slots_of(worker.incarnation).await;
     let settings = json!({
-        "max_attempts": 3, "backoff": { "base_seconds": 1, "max_seconds": 1 },
+        "max_attempts": 5, "backoff": { "base_seconds": 1, "max_seconds": 1 },
         "breaker": { "failures": 1, "cooldown_seconds": 1, "max_cooldown_seconds": 4 },
     });
     for number in 0.. {

@@ -5,9 +5,9 @@ use shared::runtime::clock::{BootTime, boot_time};
 use shared::testing::{TestDatabase, eventually};
 use uuid::Uuid;
 
-use super::has_died;
+use super::{dies_at, has_died};
 use crate::poster::Posted;
-use crate::process::PATIENCE;
+use crate::process::{PATIENCE, Process};
 use crate::receiver::Answer;
 use crate::report::{Report, short_or_long};
 use crate::world::{AtRisk, Worker, World};
@@ -42,7 +42,7 @@ async fn command(world: &World, round: usize, report: &mut Report) {
     let path = format!("/v1/endpoints/{}", endpoint.id);
     let moved = json!({ "url": world.receiver.url("/moved") });
     world.ask("PATCH", &path, &moved).await;
-    let died = buried(world, &mut worker).await;
+    let died = buried(world, &mut worker.process).await;
 
     let before = world.receiver.count_at("/moved");
     let mut next = world.worker().await;
@@ -73,7 +73,7 @@ async fn closing(world: &World, round: usize, report: &mut Report) {
     .await;
     let path = format!("/v1/endpoints/{}", endpoint.id);
     world.ask("DELETE", &path, &Value::Null).await;
-    let died = buried(world, &mut worker).await;
+    let died = buried(world, &mut worker.process).await;
 
     let mut next = world.worker().await;
     let closed = format!("SELECT count(*) FROM closed WHERE id = '{delivery}'");
@@ -109,7 +109,7 @@ async fn replay(world: &World, round: usize, report: &mut Report) {
     let replay = world.ask("POST", &path, &json!({})).await;
     let path = format!("/v1/replays/{}", replay["id"].as_str().unwrap());
     for point in ["worker.replay_turning", "worker.replay_turned"] {
-        let mut worker = world.dying_worker(point).await;
+        let mut worker = world.starting_worker(&[dies_at(point, 1)]);
         let died = buried(world, &mut worker).await;
         report.recovered(boot_time().since(died));
     }
@@ -148,7 +148,7 @@ async fn suspicion(world: &World, round: usize, report: &mut Report) -> AtRisk {
     let at_risk = world.at_risk().await;
     world.bury_all().await;
 
-    let mut worker = world.dying_worker("worker.suspect_charged").await;
+    let mut worker = world.starting_worker(&[dies_at("worker.suspect_charged", 1)]);
     let died = buried(world, &mut worker).await;
     assert_eq!(
         world.receiver.count_at(&endpoint.path),
@@ -175,8 +175,8 @@ async fn dying(world: &World, point: &str) -> Worker {
 }
 
 /// Waits until it has died, and buries it; when that was.
-async fn buried(world: &World, worker: &mut Worker) -> BootTime {
-    has_died(&mut worker.process).await;
+async fn buried(world: &World, worker: &mut Process) -> BootTime {
+    has_died(worker).await;
     let died = boot_time();
     world.bury_all().await;
     died
