@@ -25,6 +25,7 @@ use actix_web::web::{self, Bytes};
 use actix_web::{HttpRequest, HttpResponse, ResponseError as _};
 use serde::{Deserialize, Serialize};
 use shared::domain::idempotency::{IdempotencyKey, KeySpace, wrong_key};
+use shared::fail_point;
 use shared::runtime::clock::{BootTime, boot_time};
 use shared::store::replies::{self, Claimed, KeyHolder};
 use uuid::Uuid;
@@ -105,6 +106,7 @@ pub(crate) async fn once(
         Ok(Begun::Unknown) => Ok(next.call(request).await?.map_into_boxed_body()),
         Ok(Begun::Answered(reply)) => Ok(request.into_response(reply)),
         Ok(Begun::Ours(once)) => {
+            fail_point!("api.key_claimed");
             let asked = request.request().clone();
             let elapsed = boot_time().since(once.asked);
             let longest = longest_run(&once.app.config).saturating_sub(elapsed);
@@ -215,11 +217,13 @@ impl Once {
             tracing::error!(%error, "a reply cannot be read");
             ApiError::new(Kind::Internal, "the request was carried out")
         })?;
+        fail_point!("api.key_worked");
         let kept = Kept::write(&head, &body);
         let stored = match kept {
             Some(kept) => self.keep(&kept, of_event).await,
             None => self.give_up().await,
         };
+        fail_point!("api.key_kept");
         if let Some(error) = stored {
             tracing::warn!(%error, "a reply was not kept; its key is free again in a moment");
         }

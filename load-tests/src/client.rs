@@ -43,6 +43,13 @@ impl Connection {
         })
     }
 
+    /// Whether the server has not closed it yet, as far as is known: what a client asks before it uses one again.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        let unread = self.stream.try_read(&mut [0]);
+        unread.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
     /// Sends a whole request and reads the whole reply. Errors: the connection is of no use any more.
     pub async fn exchange(&mut self, request: &[u8]) -> io::Result<Reply<'_>> {
         let response = tokio::time::timeout(DEADLINE, self.send_and_read(request)).await;

@@ -8,6 +8,7 @@
 //! - `sealed_parts` (feature `store`): how an endpoint's headers and client certificate lie there.
 //! - `sealing` (feature `store`): what lies encrypted in the database.
 //! - `runtime` (feature): settings, clocks, telemetry, supervised tasks.
+//! - `fail-points` (feature): where tests let a process die ([`fail_point!`]).
 //! - `embedded_postgres` (feature): a private PostgreSQL for `postrider dev` and for tests.
 //! - `testing` (feature): what tests of several crates need.
 //!

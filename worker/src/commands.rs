@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::domain::pause::Pauses;
+use shared::fail_point;
 use shared::ids::{Incarnation, Slot};
 use shared::runtime::clock::DatabaseClock;
 use shared::store::commands::{self, Command, Verb};
@@ -96,6 +97,7 @@ impl Commands {
             done.push(command.id);
         }
         if !done.is_empty() {
+            fail_point!("worker.command_done");
             within(BUDGET, commands::remove(session, incarnation, &done)).await?;
         }
         Ok(())

@@ -13,6 +13,7 @@ use futures_util::FutureExt;
 use shared::domain::attempt::{Outcome, Phases};
 use shared::domain::delivery::Kind;
 use shared::domain::trace::{SpanId, TraceContext};
+use shared::fail_point;
 use shared::ids::{DeliveryId, EventId, created_at};
 use shared::policy::backoff::UnitInterval;
 use shared::policy::classify::{Response, SendError, SendResult, Verdict};
@@ -45,6 +46,7 @@ pub struct Context {
 /// Makes one attempt and hands its outcome to the recorder. Whatever happens, a panic included, a
 /// record is made: otherwise the permit would never come back.
 pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
+    fail_point!("worker.admitted");
     let started = boot_time();
     let event = job.row.event.clone();
     let parent = event.as_ref().and_then(|event| event.trace);
@@ -60,6 +62,7 @@ pub async fn deliver(context: Arc<Context>, job: Box<Job>) {
         }
         None => internal("the event is gone"),
     };
+    fail_point!("worker.answered");
     let took = (started, boot_time());
     let record = conclude(&context.clock, *job, took, sent, jitter::draw());
     if let Some((span, parent)) = span.zip(parent)

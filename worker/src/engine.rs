@@ -16,6 +16,7 @@ use uuid::Uuid;
 use crate::deliver::{Context, deliver};
 use crate::job::{Job, Record};
 use crate::loader::Question;
+use crate::metrics;
 use crate::recorder::RecordLag;
 use crate::scheduler::{Chore, Effect, Input, Leaving, Now, Scheduler};
 use crate::suspects::Suspects;
@@ -102,7 +103,9 @@ impl Engine {
     }
 
     fn tick(&mut self, inputs: &mut Vec<Input>) {
-        inputs.push(Input::RecordingBehind(self.lag.lag() > MOST_RECORD_LAG));
+        let lag = self.lag.lag();
+        metrics::RECORD_LAG.set(lag.as_secs_f64());
+        inputs.push(Input::RecordingBehind(lag > MOST_RECORD_LAG));
         inputs.push(Input::Tick);
         let now = boot_time();
         if now.since(self.listed_at) < TICK {

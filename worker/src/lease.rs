@@ -12,6 +12,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use shared::fail_point;
 use shared::ids::{Incarnation, SLOT_COUNT, Slot};
 use shared::runtime::clock::{DatabaseClock, boot_time};
 use shared::runtime::{budgets, jitter};
@@ -130,6 +131,7 @@ impl Lease {
             let joining = slots::join(&session, incarnation, &self.name, self.ttl);
             match within(STATEMENT_BUDGET, joining).await {
                 Ok(now) => {
+                    fail_point!("worker.joined");
                     self.clock.measured(sent, boot_time(), now);
                     self.tell(Input::Born(incarnation)).await;
                     self.tell(Input::Renewed { sent_at: sent }).await;
@@ -171,6 +173,7 @@ impl Lease {
         if drain.is_cancelled() {
             within(STATEMENT_BUDGET, slots::drain(session, incarnation)).await?;
             if tenure.held().is_empty() {
+                fail_point!("worker.leaving");
                 within(STATEMENT_BUDGET, slots::leave(session, incarnation)).await?;
                 announce(session).await;
                 return Ok(Some(End::Left));
@@ -180,6 +183,7 @@ impl Lease {
         if tenure.may_declare_dead(boot_time()) {
             let dead = within(STATEMENT_BUDGET, slots::declare_dead(session, incarnation)).await?;
             if dead > 0 {
+                fail_point!("worker.dead_declared");
                 tracing::warn!(dead, "workers whose lease ran out were declared dead");
             }
         }
@@ -240,6 +244,7 @@ impl Lease {
             Balance::Acquire(count) => {
                 let taking = slots::acquire(session, incarnation, count);
                 let slots = within(STATEMENT_BUDGET, taking).await?;
+                fail_point!("worker.slots_taken");
                 self.took(session, tenure, slots).await?;
             }
         }
@@ -322,12 +327,14 @@ impl Lease {
             tracing::warn!("slots are handed over before all that changed in them is stored");
             doubtful.clone_from(&slots);
         }
+        fail_point!("worker.slots_releasing");
         let releasing = slots::release(session, incarnation, &leaving, &endpoints, &doubtful);
         match within(STATEMENT_BUDGET, releasing).await {
             Ok(_) => announce(session).await,
             // Whether they are still ours is seen at the next renewal, which then takes them anew.
             Err(error) => tracing::warn!(%error, "slots could not be handed over"),
         }
+        fail_point!("worker.slots_released");
         tenure.gave(&leaving);
         self.publish(tenure);
         tracing::info!(slots = leaving.len(), "slots were handed over");

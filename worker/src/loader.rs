@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::domain::attempt::Outcome;
+use shared::fail_point;
 use shared::ids::{EndpointKey, Epoch, Slot};
 use shared::runtime::clock::{DatabaseClock, boot_time};
 use shared::runtime::jitter;
@@ -79,6 +80,9 @@ impl Loader {
         while let Some(question) = self.questions.recv().await {
             let answer = match self.answer(&mut connection, &question).await {
                 Ok(answer) => {
+                    if matches!(question, Question::Chore(_)) {
+                        fail_point!("worker.chore_done");
+                    }
                     pause = FIRST_PAUSE;
                     self.pulse.answered();
                     answer
@@ -150,6 +154,7 @@ impl Loader {
         let history = self.history(session, requests, now).await?;
         let known = Known { configs, history };
         let mut answers = answers(requests, known, (ready, retry), now);
+        fail_point!("worker.loaded");
         lines::hand_out(&mut answers, requests, (&asked, in_line), now);
         Ok(Input::Loaded(answers))
     }

@@ -9,7 +9,8 @@ use std::sync::LazyLock;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts,
+    Gauge as FloatGauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGaugeVec, Opts,
 };
 use shared::domain::attempt::Outcome;
 use shared::domain::delivery::DeadLetterClass;
@@ -122,6 +123,12 @@ pub(crate) static RECORD_SECONDS: LazyLock<Histogram> = LazyLock::new(|| {
     valid(Histogram::with_opts(opts.buckets(RECORD_BUCKETS.to_vec())))
 });
 
+/// The batch at hand.
+pub(crate) static RECORD_LAG: LazyLock<FloatGauge> = LazyLock::new(|| {
+    let help = "How long the batch of outcomes at hand has been tried to be recorded, in seconds";
+    valid(FloatGauge::new("postrider_record_lag_seconds", help))
+});
+
 /// Steps of jobs.
 pub(crate) static JOB_STEP_SECONDS: LazyLock<HistogramVec> = LazyLock::new(|| {
     let opts = HistogramOpts::new(
@@ -169,6 +176,7 @@ pub(crate) fn register() {
     telemetry::register(DNS_LOOKUPS.clone());
     telemetry::register(LEASE_LOST.clone());
     telemetry::register(RECORD_SECONDS.clone());
+    telemetry::register(RECORD_LAG.clone());
     telemetry::register(JOB_STEP_SECONDS.clone());
     telemetry::register(INSTALLATION.clone());
 }

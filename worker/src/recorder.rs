@@ -9,6 +9,7 @@
 //!   a lost acknowledgement is no harm; it is fenced (D3), so lateness is none either.
 //! - One bad row never fails its batch: halves are submitted until the culprit stands alone, which is
 //!   then stored without its texts.
+//! - A batch that takes too long is halved as well: a slow database gets on with what it can do in time.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use shared::domain::attempt::Outcome;
 use shared::domain::delivery::{CloseReason, DeadLetterClass};
 use shared::domain::notice::NoticeKind;
+use shared::fail_point;
 use shared::ids::{DeliveryId, EventId, Incarnation};
 use shared::policy::decide::Decision;
 use shared::runtime::clock::boot_time;
@@ -112,17 +114,19 @@ impl Recorder {
                 Err(error) if !is_about_rows(&error) => {
                     tracing::warn!(%error, records = part.len(), "outcomes could not be recorded; trying again");
                     *connection = None;
-                    waiting.push((from, to));
+                    if matches!(error, StoreError::Timeout(_)) {
+                        // In the time that was too short for all, some of them may be written.
+                        waiting.extend(halves(from, to));
+                    } else {
+                        waiting.push((from, to));
+                    }
                     tokio::time::sleep(pause.mul_f64(0.5 + jitter::fraction())).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 Err(error) if part.len() == 1 => {
                     applied.extend(self.write_alone(connection, part, &error).await);
                 }
-                Err(_) => {
-                    let middle = from + (to - from) / 2;
-                    waiting.extend([(middle, to), (from, middle)]);
-                }
+                Err(_) => waiting.extend(halves(from, to)),
             }
         }
         self.follow_up(connection.as_ref(), &records, &applied)
@@ -151,6 +155,7 @@ impl Recorder {
         let Some((session, statements)) = connection else {
             return Ok(Vec::new());
         };
+        fail_point!("worker.recording");
         let rows: Vec<RecordRow<'_>> = records.iter().map(|record| row(record, texts)).collect();
         let life = first.owner.incarnation;
         let answers = if first.in_line {
@@ -160,6 +165,7 @@ impl Recorder {
             let writing = queue::record(session, statements, life, &rows);
             within(STATEMENT_BUDGET, writing).await?
         };
+        fail_point!("worker.recorded");
         let stale = answers.iter().filter(|(_, applied)| !applied).count();
         if stale > 0 {
             tracing::info!(stale, "outcomes came too late or twice and changed nothing");
@@ -239,6 +245,7 @@ impl Recorder {
         let endpoint = (record.endpoint, attempt.endpoint_version);
         let evidence = (record.delivery, attempt.started_at);
         let reason = "the receiver answered 410 Gone";
+        fail_point!("worker.disabling");
         let disabling = commands::disable_gone(session, endpoint, record.tenant, evidence, reason);
         match within(STATEMENT_BUDGET, disabling).await {
             Ok(false) => {}
@@ -268,6 +275,12 @@ impl Recorder {
             }
         }
     }
+}
+
+/// The first half comes last, to be taken first; of a single row the other half is empty.
+const fn halves(from: usize, to: usize) -> [(usize, usize); 2] {
+    let middle = to - (to - from) / 2;
+    [(middle, to), (from, middle)]
 }
 
 /// What a notice says of an endpoint whose receiver is gone.

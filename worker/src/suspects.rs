@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use shared::fail_point;
 use shared::runtime::clock::boot_time;
 use shared::store::pool::within;
 use shared::store::{Database, Role, slots};
@@ -37,6 +38,7 @@ impl Suspects {
         if let Err(error) = within(budget, charging).await {
             tracing::warn!(%error, "a suspect could not be charged before it is sent");
         }
+        fail_point!("worker.suspect_charged");
         if boot_time() < before {
             deliver(context, job).await;
             return;

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared::domain::notice::NoticeKind;
+use shared::fail_point;
 use shared::ids::{EndpointKey, Incarnation};
 use shared::policy::notice;
 use shared::runtime::clock::DatabaseClock;
@@ -89,7 +90,9 @@ impl Transitions {
             Some(session) => session,
             None => session.insert(self.database.connect(Role::Worker).await?),
         };
+        fail_point!("worker.breaker_saving");
         save(session, batch).await?;
+        fail_point!("worker.breaker_saved");
         self.changes.saved();
         let mut failed = Ok(());
         for change in batch.iter_mut() {

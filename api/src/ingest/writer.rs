@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use shared::fail_point;
 use shared::runtime::clock::{DatabaseClock, boot_time};
 use shared::runtime::jitter;
 use shared::store::ingest::{Batch, Ingest, Inserted, MOST_ORDERED};
@@ -280,6 +281,7 @@ impl Writer {
         for staged in part {
             staged.add_to(&mut batch);
         }
+        fail_point!("api.ingest_writing");
         let sent = boot_time();
         let inserted = match self.lane {
             Lane::Plain => ingest.insert(&batch).await?,
@@ -287,6 +289,7 @@ impl Writer {
                 ingest.insert_keyed(&batch, self.shared.clock.now()).await?
             }
         };
+        fail_point!("api.ingest_written");
         self.shared.clock.measured(sent, boot_time(), inserted.now);
         Ok(inserted)
     }

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use shared::fail_point;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::directory::{Directory, Held, Sealed, name};
@@ -139,7 +140,9 @@ impl Keeper {
         if group.is_empty() {
             return;
         }
+        fail_point!("api.journal_writing");
         let synced = self.file.as_mut().map_or(Ok(()), segment::Writer::sync);
+        fail_point!("api.journal_written");
         let written = group.iter().flat_map(|(fates, _)| fates);
         let written = written
             .filter(|fate| matches!(fate, Fate::Written(_)))

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use shared::fail_point;
 use shared::runtime::clock::boot_time;
 use shared::runtime::jitter;
 use shared::store::StoreError;
@@ -106,7 +107,9 @@ async fn replay(journal: &Journal, target: &Target, sealed: &Sealed) -> anyhow::
     let mut replayed = Replayed::default();
     let mut refused = Vec::new();
     for chunk in events.chunks(CHUNK) {
+        fail_point!("api.journal_replaying");
         let settled = settle(target, chunk).await?;
+        fail_point!("api.journal_replayed");
         store_aliases(target, &settled.aliases).await?;
         replayed.stored += chunk.len() - settled.aliases.len() - settled.refused.len();
         replayed.aliases += settled.aliases.len();
@@ -128,11 +131,14 @@ async fn replay(journal: &Journal, target: &Target, sealed: &Sealed) -> anyhow::
             "an event that was accepted on local disk cannot be stored; it is kept among the refused"
         );
     }
+    fail_point!("api.journal_aliased");
     journal.directory.keep_refused(&refused)?;
+    fail_point!("api.journal_refused");
     for event in &events {
         journal.directory.release(event);
     }
     journal.directory.remove(sealed, damaged > 0)?;
+    fail_point!("api.journal_removed");
     if !events.is_empty() {
         tracing::info!(
             file = %name(&sealed.path), events = events.len(), aliases = replayed.aliases, refused = replayed.refused,

@@ -388,10 +388,7 @@ fn the_page_about_metrics_tells_of_each_of_them_and_of_no_other() {
     }
     let names = PAGE.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     for name in names.filter(|name| name.starts_with("postrider_")) {
-        assert!(
-            known.contains(name),
-            "{name} is not shown by anybody"
-        );
+        assert!(known.contains(name), "{name} is not shown by anybody");
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use load_tests::client::{Connection, request};
 use shared::ids::EventId;
+use shared::runtime::clock::{BootTime, boot_time};
 use shared::runtime::spawn_driver;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
@@ -23,27 +24,78 @@ pub(crate) struct Posted {
     pub(crate) accepted: Vec<Uuid>,
     /// Every other answer, and every broken connection.
     pub(crate) refused: Vec<String>,
+    /// How often an address did not answer at all, and the next one was asked.
+    pub(crate) elsewhere: usize,
+    answers: Vec<Answered>,
+}
+
+/// When a post was made, how long its answer took, and whether it was a 202.
+#[derive(Debug, Clone, Copy)]
+struct Answered {
+    posted: BootTime,
+    took: Duration,
+    accepted: bool,
+}
+
+impl From<Vec<Uuid>> for Posted {
+    /// Of events that were published one by one.
+    fn from(accepted: Vec<Uuid>) -> Self {
+        Self {
+            accepted,
+            ..Self::default()
+        }
+    }
 }
 
 impl Posted {
     /// Nothing was refused; returns the acknowledged events.
     #[track_caller]
     pub(crate) fn all_accepted(self) -> Vec<Uuid> {
-        let (refused, accepted) = (self.refused, self.accepted);
-        let first = refused.first();
+        self.nothing_refused();
+        self.accepted
+    }
+
+    /// Something was posted, and nothing of it refused.
+    #[track_caller]
+    pub(crate) fn nothing_refused(&self) {
+        let first = self.refused.first();
         assert!(
-            refused.is_empty(),
+            self.refused.is_empty(),
             "{} of {} refused: {first:?}",
-            refused.len(),
-            accepted.len()
+            self.refused.len(),
+            self.accepted.len()
         );
-        assert!(!accepted.is_empty(), "nothing was posted");
-        accepted
+        assert!(!self.accepted.is_empty(), "nothing was posted");
+    }
+
+    /// The longest time in which no post was accepted, as a publisher sees it: from a post that was
+    /// refused to the next one that was not.
+    pub(crate) fn error_window(&self) -> Duration {
+        let mut answers = self.answers.clone();
+        answers.sort_unstable_by_key(|it| it.posted);
+        let (mut longest, mut since) = (Duration::ZERO, None);
+        for answer in answers {
+            let began = *since.get_or_insert(answer.posted);
+            if answer.accepted {
+                longest = longest.max(answer.posted.since(began));
+                since = None;
+            } else {
+                longest = longest.max((answer.posted.after(answer.took)).since(began));
+            }
+        }
+        longest
+    }
+
+    /// How long the slowest 202 took.
+    pub(crate) fn slowest(&self) -> Duration {
+        let accepted = self.answers.iter().filter(|it| it.accepted);
+        accepted.map(|it| it.took).max().unwrap_or_default()
     }
 }
 
 /// A poster at work.
 pub(crate) struct Poster {
+    idle: Arc<Idle>,
     sent: Arc<AtomicUsize>,
     accepted: Arc<AtomicUsize>,
     stop: CancellationToken,
@@ -53,7 +105,7 @@ pub(crate) struct Poster {
 impl Poster {
     /// Posts an event of each of these types in turn, `per_second` of them.
     pub(crate) fn start<'t>(
-        addr: SocketAddr,
+        addresses: &[SocketAddr],
         key: &str,
         per_second: u32,
         types: impl IntoIterator<Item = &'t str>,
@@ -64,18 +116,21 @@ impl Poster {
             .collect();
         let stop = CancellationToken::new();
         let (sent, accepted) = (Arc::default(), Arc::default());
+        let idle = Arc::new(Idle {
+            addresses: Mutex::new(addresses.to_vec()),
+            connections: Mutex::default(),
+            elsewhere: AtomicUsize::new(0),
+        });
         let work = Work {
             requests,
             interval: Duration::from_secs(1) / per_second,
-            idle: Arc::new(Idle {
-                addr,
-                connections: Mutex::default(),
-            }),
+            idle: Arc::clone(&idle),
             sent: Arc::clone(&sent),
             accepted: Arc::clone(&accepted),
         };
         let task = spawn_driver(work.run(stop.clone()));
         Self {
+            idle,
             sent,
             accepted,
             stop,
@@ -94,6 +149,18 @@ impl Poster {
         self.sent.load(Ordering::Relaxed) - accepted
     }
 
+    /// From now on also to this address.
+    pub(crate) fn goes_to(&self, addr: SocketAddr) {
+        self.idle.addresses.lock().unwrap().push(addr);
+    }
+
+    /// From now on not to this address any more.
+    pub(crate) fn goes_no_more_to(&self, addr: SocketAddr) {
+        self.idle.addresses.lock().unwrap().retain(|it| *it != addr);
+        let mut connections = self.idle.connections.lock().unwrap();
+        connections.retain(|it| it.addr != addr);
+    }
+
     /// Posts no more; returns when the last post was answered.
     pub(crate) async fn stop(self) -> Posted {
         self.stop.cancel();
@@ -106,6 +173,9 @@ pub(crate) fn post(key: &str, event_type: &str) -> Vec<u8> {
     let body = format!(r#"{{"type":"{event_type}","payload":{{"order":"A-17","total":120.5}}}}"#);
     request("POST", "/v1/events", Some(key), body.as_bytes())
 }
+
+/// When it was posted, how long the answer took, and the event's id or what was answered instead.
+type Reply = (BootTime, Duration, Result<Uuid, String>);
 
 struct Work {
     requests: Vec<Vec<u8>>,
@@ -127,7 +197,11 @@ impl Work {
             let idle = Arc::clone(&self.idle);
             let request = request.clone();
             self.sent.fetch_add(1, Ordering::Relaxed);
-            under_way.spawn(async move { idle.exchange(&request).await });
+            under_way.spawn(async move {
+                let posted = boot_time();
+                let answer = idle.exchange(&request).await;
+                (posted, boot_time().since(posted), answer)
+            });
             while let Some(answer) = under_way.try_join_next() {
                 self.count(&mut posted, answer.unwrap());
             }
@@ -135,16 +209,22 @@ impl Work {
         while let Some(answer) = under_way.join_next().await {
             self.count(&mut posted, answer.unwrap());
         }
+        posted.elsewhere = self.idle.elsewhere.load(Ordering::Relaxed);
         posted
     }
 
-    fn count(&self, posted: &mut Posted, answer: Result<Uuid, String>) {
+    fn count(&self, into: &mut Posted, (posted, took, answer): Reply) {
+        into.answers.push(Answered {
+            posted,
+            took,
+            accepted: answer.is_ok(),
+        });
         match answer {
             Ok(event) => {
-                posted.accepted.push(event);
+                into.accepted.push(event);
                 self.accepted.fetch_add(1, Ordering::Relaxed);
             }
-            Err(refusal) => posted.refused.push(refusal),
+            Err(refusal) => into.refused.push(refusal),
         }
     }
 }
@@ -153,23 +233,28 @@ impl Work {
 /// one that is being closed takes a post with it.
 const IDLE: Duration = Duration::from_secs(4);
 
-/// Connections that wait for their next request, with the instant since when; as many are opened as
-/// posts are under way.
+/// Where the API is, and connections that wait for their next request; as many are opened as posts are
+/// under way.
 struct Idle {
+    addresses: Mutex<Vec<SocketAddr>>,
+    connections: Mutex<Vec<Waiting>>,
+    elsewhere: AtomicUsize,
+}
+
+struct Waiting {
+    since: Instant,
     addr: SocketAddr,
-    connections: Mutex<Vec<(Instant, Connection)>>,
+    connection: Connection,
 }
 
 impl Idle {
     /// Posts; the id of the event, or what was answered instead.
     async fn exchange(&self, request: &[u8]) -> Result<Uuid, String> {
         let latest = self.connections.lock().unwrap().pop();
-        let good = latest.filter(|(since, _)| since.elapsed() < IDLE);
-        let mut connection = match good {
-            Some((_, connection)) => connection,
-            None => Connection::open(self.addr)
-                .await
-                .map_err(|error| format!("connect: {error}"))?,
+        let good = latest.filter(|it| it.since.elapsed() < IDLE && it.connection.is_open());
+        let (addr, mut connection) = match good {
+            Some(waiting) => (waiting.addr, waiting.connection),
+            None => self.connect().await?,
         };
         let reply = connection
             .exchange(request)
@@ -181,8 +266,37 @@ impl Idle {
         }
         let document: serde_json::Value = serde_json::from_str(&text).unwrap();
         let event: EventId = document["id"].as_str().unwrap().parse().unwrap();
-        let mut connections = self.connections.lock().unwrap();
-        connections.push((Instant::now(), connection));
+        if reply.keep_alive && self.addresses.lock().unwrap().contains(&addr) {
+            let mut connections = self.connections.lock().unwrap();
+            connections.push(Waiting {
+                since: Instant::now(),
+                addr,
+                connection,
+            });
+        }
         Ok(event.0)
+    }
+
+    /// To the address whose turn it is, or the next one that takes connections.
+    async fn connect(&self) -> Result<(SocketAddr, Connection), String> {
+        let addresses = self.addresses.lock().unwrap().clone();
+        let mut refused = "connect: there is no address".to_owned();
+        for addr in addresses {
+            self.next_turn();
+            match Connection::open(addr).await {
+                Ok(connection) => return Ok((addr, connection)),
+                Err(error) => {
+                    self.elsewhere.fetch_add(1, Ordering::Relaxed);
+                    refused = format!("connect: {error}");
+                }
+            }
+        }
+        Err(refused)
+    }
+
+    fn next_turn(&self) {
+        let mut addresses = self.addresses.lock().unwrap();
+        let one = addresses.len().min(1);
+        addresses.rotate_left(one);
     }
 }

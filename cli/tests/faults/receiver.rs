@@ -214,25 +214,38 @@ impl Books {
 pub(crate) struct Receiver {
     addr: SocketAddr,
     books: Arc<Mutex<Books>>,
-    _stop: DropGuard,
+    stop: Option<DropGuard>,
 }
 
 impl Receiver {
     pub(crate) async fn start() -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        let books = Arc::new(Mutex::new(Books::default()));
+        let mut receiver = Self {
+            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
+            books: Arc::default(),
+            stop: None,
+        };
+        receiver.restart().await;
+        receiver
+    }
+
+    /// As if its process had died: it listens no more, and answers nothing that it has. Returns these deliveries, with
+    /// how often they have arrived.
+    pub(crate) fn kill(&mut self) -> Vec<(Uuid, usize)> {
+        self.stop = None;
+        let books = self.books();
+        let open = books.arrivals.iter().filter(|it| it.answered.is_none());
+        let requests_of = |it: &Arrival| (it.delivery, books.requests_of[&it.delivery]);
+        open.map(requests_of).collect()
+    }
+
+    /// Listens, where it did before.
+    pub(crate) async fn restart(&mut self) {
+        let listener = TcpListener::bind(self.addr).await.unwrap();
+        self.addr = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        drop(spawn_driver(accept(
-            listener,
-            Arc::clone(&books),
-            stop.clone(),
-        )));
-        Self {
-            addr,
-            books,
-            _stop: stop.drop_guard(),
-        }
+        let books = Arc::clone(&self.books);
+        drop(spawn_driver(accept(listener, books, stop.clone())));
+        self.stop = Some(stop.drop_guard());
     }
 
     pub(crate) fn url(&self, path: &str) -> String {

@@ -10,10 +10,10 @@ use tokio_postgres::{GenericClient, Row};
 use uuid::Uuid;
 
 use super::events::IdRange;
+use super::new_id::new_id;
 use super::{Found, StoreError};
 use crate::domain::audit::{Actor, ActorKind, Object};
-use crate::ids::{TenantKey, new_v7};
-use crate::runtime::clock::wall_time;
+use crate::ids::TenantKey;
 
 /// Rows that one page with a filter looks at.
 const STRETCH: i64 = 2_000;
@@ -168,7 +168,7 @@ pub async fn record(
     let tenant = author.tenant.map(|tenant| tenant.0);
     let actor = author.actor.kind().code();
     let params: [&(dyn ToSql + Sync); 11] = [
-        &new_v7(wall_time()),
+        &new_id(client).await?,
         &tenant,
         &author.organization,
         &actor,

@@ -12,9 +12,9 @@ use tokio_postgres::types::Json;
 use uuid::Uuid;
 
 use super::StoreError;
+use super::new_id::new_id;
 use crate::domain::limits::{KeyRate, Limits};
-use crate::ids::{TenantKey, new_v7};
-use crate::runtime::clock::wall_time;
+use crate::ids::TenantKey;
 use crate::runtime::jitter;
 
 /// The hash that a key is found by.
@@ -260,7 +260,7 @@ pub async fn create(
         .query_one(
             CREATE,
             &[
-                &new_v7(wall_time()),
+                &new_id(client).await?,
                 &tenant,
                 &organization,
                 &hash(key.reveal()).as_slice(),

@@ -32,6 +32,7 @@ pub mod keys;
 pub mod leases;
 pub mod limits;
 pub mod migrate;
+pub mod new_id;
 pub mod notices;
 pub mod notify;
 pub mod oldest;
@@ -114,6 +115,7 @@ pub fn statements() -> impl Iterator<Item = (&'static str, &'static str)> {
         tenants::STATEMENTS,
         test_sends::STATEMENTS,
         migrate::STATEMENTS,
+        new_id::STATEMENTS,
         organization_lists::STATEMENTS,
         partitions::STATEMENTS,
         pauses::STATEMENTS,

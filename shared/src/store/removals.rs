@@ -26,9 +26,9 @@ use tokio_postgres::{GenericClient, Row, Transaction};
 use uuid::Uuid;
 
 use super::StoreError;
+use super::new_id::new_id;
 use crate::domain::coded;
-use crate::ids::{TenantKey, lower_bound, new_v7};
-use crate::runtime::clock::wall_time;
+use crate::ids::{TenantKey, lower_bound};
 
 pub use self::batches::{Progress, advance};
 use self::expunge::empty_at_once;
@@ -229,7 +229,7 @@ async fn add(
     before: Option<Uuid>,
 ) -> Result<Removal, StoreError> {
     let params: [&(dyn ToSql + Sync); 6] = [
-        &new_v7(wall_time()),
+        &new_id(transaction).await?,
         &kind.code(),
         &tenant,
         &organization,

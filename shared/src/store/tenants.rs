@@ -10,8 +10,8 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::StoreError;
-use crate::ids::{TenantKey, new_v7};
-use crate::runtime::clock::wall_time;
+use super::new_id::new_id;
+use crate::ids::TenantKey;
 
 const CREATE_ORGANIZATION: &str = "
 INSERT INTO organizations (public_id, name) VALUES ($1, $2) RETURNING id, public_id, name, created_at";
@@ -115,7 +115,7 @@ pub async fn create_organization(
     name: &str,
 ) -> Result<Organization, StoreError> {
     let row = client
-        .query_one(CREATE_ORGANIZATION, &[&new_v7(wall_time()), &name])
+        .query_one(CREATE_ORGANIZATION, &[&new_id(client).await?, &name])
         .await?;
     organization(&row)
 }
@@ -162,7 +162,7 @@ pub async fn create(
     let row = client
         .query_one(
             CREATE_TENANT,
-            &[&new_v7(wall_time()), &organization, &external_id, &name],
+            &[&new_id(client).await?, &organization, &external_id, &name],
         )
         .await?;
     tenant(&row)
@@ -224,7 +224,7 @@ pub async fn ensure_by_external_id(
     client
         .execute(
             ENSURE_BY_EXTERNAL_ID,
-            &[&new_v7(wall_time()), &organization, &external_id],
+            &[&new_id(client).await?, &organization, &external_id],
         )
         .await?;
     // A statement of its own: its snapshot sees what a parallel request has just made.

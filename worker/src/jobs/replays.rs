@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use shared::fail_point;
 use shared::store::leases::Lease;
 use shared::store::replays::work::{self, Part, Statements, Turn};
 use shared::store::{Role, Session, StoreError, notify};
@@ -57,6 +58,7 @@ async fn turn(
 ) -> Result<(), StoreError> {
     match work::turn(session, lease, sql, part).await {
         Ok(turn) => {
+            fail_point!("worker.replay_turned");
             tell(session, part, &turn).await;
             Ok(())
         }

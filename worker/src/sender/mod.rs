@@ -42,6 +42,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Uri};
 use hyper::body::Incoming;
 use rustls::RootCertStore;
+use shared::fail_point;
 use shared::policy::address::{AddressRules, vet_literal};
 use shared::policy::classify::{SendError, SendResult};
 use shared::runtime::budgets::CONNECT_TIMEOUT;
@@ -264,6 +265,7 @@ impl Sender {
     ) -> Result<Connection, SendError> {
         let connecting = timeout(CONNECT_TIMEOUT, self.dialer.connect(origin, trace)).await;
         let connection = connecting.map_err(|_elapsed| SendError::Timeout(trace.phase()))??;
+        fail_point!("worker.connected");
         if let Some(line) = connection.line() {
             let spent = self.pool().share(origin, Instant::now(), Arc::clone(line));
             drop(spent);

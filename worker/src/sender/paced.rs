@@ -11,6 +11,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use shared::fail_point;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// How much is read before others get their turn, in bytes: more than most answers have.
@@ -57,7 +58,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        fail_point!("worker.writing");
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if written.is_ready() {
+            fail_point!("worker.written");
+        }
+        written
     }
 
     fn poll_write_vectored(
@@ -65,7 +71,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        fail_point!("worker.writing");
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        if written.is_ready() {
+            fail_point!("worker.written");
+        }
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

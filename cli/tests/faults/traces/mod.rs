@@ -273,7 +273,7 @@ async fn nothing_is_traced_by_default_and_a_publishers_trace_is_carried_on() {
     }
 }
 
-/// Deliveries go on, and a process ends as it should.
+/// F86: deliveries go on, and a process ends as it should.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_is_away_or_silent_holds_up_nothing() {
     let database = TestDatabase::new().await;

@@ -255,6 +255,7 @@ pub async fn turn(
     if held.phase == 3 && sums.own == 0 {
         (turn.ended, told) = end(&transaction, &held).await?;
     }
+    crate::fail_point!("worker.replay_turning");
     transaction.commit().await?;
     turn.made = sums.made;
     if sums.made > 0 {
