@@ -14,7 +14,7 @@ use super::baseline::{Baseline, Ratio};
 use super::calibrate::Calibration;
 use super::cpu::Cpu;
 use super::scenario::Scenario;
-use super::scenario::aims::{self, Figure, Level, Reached};
+use super::scenario::aims::{self, Figure, Reached};
 use crate::generator::Report;
 use crate::ids::{Id, IdSet};
 use crate::latency::Percentiles;
@@ -207,7 +207,7 @@ impl Outcome {
         outcome
     }
 
-    /// Puts what was measured beside what was aimed at. Below the floor is a fault.
+    /// Puts what was measured beside what was aimed at.
     fn judge(&mut self) {
         for aim in aims::of(self.scenario.name) {
             let measured = match aim.figure {
@@ -217,15 +217,7 @@ impl Outcome {
                 Figure::WalPerDelivery => Some(self.wal_bytes_per_delivery),
                 Figure::Detail(name) => self.details.get(name).and_then(Value::as_f64),
             };
-            let reached = aim.beside(measured);
-            self.verdicts.push(Verdict {
-                what: format!("{}, {}", reached.what, reached.unit),
-                figure: aim.floor(),
-                measured: reached.measured,
-                good: reached.reached >= Level::Floor,
-                binding: !self.scenario.short,
-            });
-            self.aims.push(reached);
+            self.aims.push(aim.beside(measured));
         }
     }
 
@@ -265,6 +257,9 @@ impl Outcome {
             .map(|(_, what)| what)
             .collect();
         faults.extend(self.verdicts.iter().filter_map(Verdict::fault));
+        if !self.scenario.short {
+            faults.extend(self.aims.iter().filter_map(Reached::fault));
+        }
         // Not a fault by itself (a busy API may answer 503), but what to look at first.
         if let Some(trouble) = sent.first_trouble.as_ref().filter(|_| !faults.is_empty()) {
             faults.push(format!("the first trouble at the API: {trouble}"));

@@ -130,10 +130,10 @@ fn aims(outcome: &Outcome) -> Vec<Row> {
 fn beside(outcome: &Outcome) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Some(it) = &outcome.baseline {
-        let figures = format!(
-            "{:.0} deliveries/s, p50 {:.1} ms, p99 {:.1} ms",
-            it.deliveries_per_second, it.p50, it.p99
-        );
+        let mut figures = format!("{:.0} deliveries/s", it.deliveries_per_second);
+        if let Some((p50, p99)) = it.p50.zip(it.p99) {
+            figures += &format!(", p50 {p50:.1} ms, p99 {p99:.1} ms");
+        }
         rows.push(row("baseline", figures));
         rows.extend(it.with_sleep_per_second.map(|it| {
             row(
@@ -172,6 +172,10 @@ fn verdicts(outcome: &Outcome) -> Vec<Row> {
 fn details(outcome: &Outcome) -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, value) in &outcome.details {
+        if let Some(list) = value.as_array() {
+            rows.push(row(name, format!("{} in the result", list.len())));
+            continue;
+        }
         match serde_json::from_value::<Percentiles>(value.clone()) {
             Ok(percentiles) => rows.push(row(name, latency(&percentiles))),
             Err(_another_shape) => rows.push(row(name, value.to_string())),

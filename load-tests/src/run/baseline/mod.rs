@@ -21,6 +21,7 @@ use super::scripts::slow_endpoints::{hang, spread};
 use super::setup::World;
 use super::stage::{nanos, until};
 use super::system::System;
+use crate::latency::Percentiles;
 use crate::payload::now_ns;
 use crate::receiver::watch::Watch;
 use crate::receiver::{Change, Numbers};
@@ -40,9 +41,10 @@ const WORKER: &str = include_str!("../../../baseline/worker.py");
 pub(super) struct Baseline {
     pub(super) what: &'static str,
     pub(super) deliveries_per_second: f64,
-    /// From the insert (in an open loop: from when it was due) to receipt, of what arrived, in milliseconds.
-    pub(super) p50: f64,
-    pub(super) p99: f64,
+    /// From the insert (in an open loop: from when it was due) to receipt, of what was inserted in the window and
+    /// arrived, in milliseconds.
+    pub(super) p50: Option<f64>,
+    pub(super) p99: Option<f64>,
     pub(super) seconds: f64,
     /// Where it drains a backlog: the same with 500 ms of sleep after full batches too.
     pub(super) with_sleep_per_second: Option<f64>,
@@ -213,8 +215,8 @@ impl Run<'_> {
             deliveries_per_second: rounded(
                 while_hanging.deliveries as f64 / self.window.as_secs_f64(),
             ),
-            p50: while_hanging.latency_ms.p50,
-            p99: while_hanging.latency_ms.p99,
+            p50: some(&while_hanging.latency_ms).map(|it| it.p50),
+            p99: some(&while_hanging.latency_ms).map(|it| it.p99),
             healthy_share: Some(rounded(share)),
             healthy_p99_before: Some(before.latency_ms.p99),
             ..self.counted().await?
@@ -227,8 +229,8 @@ impl Run<'_> {
         Ok(Baseline {
             what: "the classic worker in Python: 3 processes, SKIP LOCKED batches of 50 in one transaction across the HTTP calls",
             deliveries_per_second: rounded(counts.deliveries_in_window as f64 / seconds),
-            p50: counts.latency_ms.p50,
-            p99: counts.latency_ms.p99,
+            p50: some(&counts.latency_ms).map(|it| it.p50),
+            p99: some(&counts.latency_ms).map(|it| it.p99),
             seconds,
             with_sleep_per_second: None,
             healthy_share: None,
@@ -250,6 +252,11 @@ async fn answer(
     system.tell("answers", &[change]).await
 }
 
+/// What has samples.
+fn some(latency: &Percentiles) -> Option<&Percentiles> {
+    (latency.samples > 0).then_some(latency)
+}
+
 fn rounded(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
@@ -264,11 +271,11 @@ impl Baseline {
                 ours.throughput_per_second,
                 self.deliveries_per_second,
             ),
-            Beside::Open { .. } => ("p99", self.p99, ours.latency_ms.p99),
+            Beside::Open { .. } => ("p99", self.p99?, ours.latency_ms.p99),
             Beside::Hanging { .. } => {
                 let p99 = ours.details.get("healthy_while_hanging_ms");
                 let p99 = p99.and_then(|it| it.get("p99")?.as_f64());
-                ("p99 of the healthy", self.p99, p99?)
+                ("p99 of the healthy", self.p99?, p99?)
             }
         };
         (worse > 0.0 && better > 0.0).then(|| Ratio {

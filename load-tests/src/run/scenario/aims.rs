@@ -158,14 +158,21 @@ impl Aim {
         }
     }
 
-    /// The floor, in words.
-    pub(in crate::run) fn floor(&self) -> String {
-        let comparison = if self.more_is_better() { ">=" } else { "<=" };
-        format!("{comparison} {}", self.floor)
-    }
-
     fn more_is_better(&self) -> bool {
         self.floor < self.stretch
+    }
+}
+
+impl Reached {
+    /// Below the floor.
+    pub(in crate::run) fn fault(&self) -> Option<String> {
+        let measured = self.measured.map(|it| it.to_string());
+        let measured = measured.as_deref().unwrap_or("not measured");
+        let Self {
+            what, unit, floor, ..
+        } = self;
+        (self.reached == Level::None)
+            .then(|| format!("{what}: {measured} {unit}, below the floor of {floor}"))
     }
 }
 
@@ -197,10 +204,17 @@ mod tests {
             [Level::None, Level::Floor, Level::Target, Level::Stretch]
         );
         assert_eq!(latency.beside(None).reached, Level::None);
-        assert_eq!(
-            (rate.floor().as_str(), latency.floor().as_str()),
-            (">= 5", "<= 40")
-        );
+    }
+
+    #[test]
+    fn what_stays_below_the_floor_is_a_fault() {
+        let latency = aim("x", ("p99", "ms"), Figure::P99, [40.0, 6.0, 4.0]);
+        let fault = |it| latency.beside(it).fault();
+
+        let below = "p99: 41 ms, below the floor of 40";
+        assert_eq!(fault(Some(41.0)).as_deref(), Some(below));
+        assert_eq!(fault(Some(40.0)), None);
+        assert!(fault(None).is_some());
     }
 
     #[test]
