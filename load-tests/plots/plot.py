@@ -112,6 +112,7 @@ def snapshot(result):
     held = [at for at, step in zip(minutes, course) if step["phase"] == "held"]
     before = [at for at, step in zip(minutes, course) if step["phase"] == "before"]
     figure, axes = panels(3, width=11)
+    full = [step["full_speed"] for step in course]
     series = [
         ("Throughput", "deliveries/s", BLUE, [step["throughput_per_second"] for step in course]),
         ("Time of a claim", "ms", ORANGE, [step["claim"]["mean_ms"] for step in course]),
@@ -120,7 +121,17 @@ def snapshot(result):
     for axis, (what, unit, color, values) in zip(axes, series):
         if held:
             axis.axvspan(before[-1] if before else held[0], held[-1], color="#f0f1f3", zorder=0)
-        axis.plot(minutes, values, color=color, marker="o", markersize=3, label="mean" if unit == "ms" else None)
+        if unit == "deliveries/s":
+            steady = [(at, value) for at, value, it in zip(minutes, values, full) if not it]
+            peaks = [(at, value) for at, value, it in zip(minutes, values, full) if it]
+            axis.plot(*zip(*steady), color=color, label="500/s are posted")
+            axis.plot(*zip(*peaks), color=ORANGE, linestyle="none", marker="D", label="as many as are delivered")
+            for at, value in peaks:
+                axis.annotate(rounded(value), (at, value), xytext=(0, 7), textcoords="offset points", ha="center")
+            axis.set_ylim(0, max(values) * 1.45)
+            axis.legend(loc="upper left", fontsize=9)
+        else:
+            axis.plot(minutes, values, color=color, marker="o", markersize=3, label="mean" if unit == "ms" else None)
         if unit == "ms":
             slowest = [step["claim"]["p99_ms"] for step in course]
             axis.plot(minutes, slowest, color=GREY, linewidth=1.2, label="p99")

@@ -195,6 +195,36 @@ fn text(reply: &Value, name: &str) -> anyhow::Result<String> {
 mod tests {
     use super::*;
 
+    fn world(tenants: usize, per_tenant: usize, fan_out: usize) -> World {
+        let made = |number: usize| Made {
+            id: number.to_string(),
+            target: Target {
+                path: format!("/{}", number / per_tenant),
+                key: None,
+                event_type: Some((number % per_tenant / fan_out).to_string()),
+            },
+            secret: String::new(),
+        };
+        World {
+            endpoints: (0..tenants * per_tenant).map(made).collect(),
+            per_tenant,
+            fan_out,
+        }
+    }
+
+    #[test]
+    fn every_endpoint_is_reached_once_by_a_tenant_in_turn() {
+        let shown = |world: &World| {
+            let target = |it: Target| format!("{} {}", it.path, it.event_type.unwrap_or_default());
+            world.in_turn().into_iter().map(target).collect::<Vec<_>>()
+        };
+
+        let single = shown(&world(2, 3, 1));
+        assert_eq!(single, ["/0 0", "/1 0", "/0 1", "/1 1", "/0 2", "/1 2"]);
+        assert_eq!(shown(&world(2, 4, 2)), ["/0 0", "/1 0", "/0 1", "/1 1"]);
+        assert_eq!(shown(&world(2, 4, 4)), ["/0 0", "/1 0"]);
+    }
+
     #[test]
     fn endpoints_share_the_receivers_address_or_have_as_many_hosts_as_asked_for() {
         let receiver = ([127, 0, 0, 1], 9000).into();

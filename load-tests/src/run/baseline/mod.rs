@@ -225,6 +225,8 @@ impl Run<'_> {
 
     async fn counted(&self) -> anyhow::Result<Baseline> {
         let counts = self.system.counts().await?;
+        let wrong = counts.signatures_bad + counts.malformed;
+        anyhow::ensure!(wrong == 0, "{wrong} requests were not as they should be");
         let seconds = self.window.as_secs_f64();
         Ok(Baseline {
             what: "the classic worker in Python: 3 processes, SKIP LOCKED batches of 50 in one transaction across the HTTP calls",

@@ -144,6 +144,8 @@ async fn workers(stage: &mut Stage<'_>, claims: &mut Claims, most: usize) -> any
 
 /// What was measured under one load.
 struct Point {
+    /// Of as much as is delivered, and not of a fixed rate.
+    full_speed: bool,
     per_second: f64,
     deliveries: u64,
     claimed: Claimed,
@@ -182,6 +184,7 @@ fn full_speed(stage: &Stage<'_>, targets: Vec<Target>) -> Plan {
 
 /// Loads the system, measures, and waits until all of it was received.
 async fn measured(stage: &mut Stage<'_>, claims: &mut Claims, load: Plan) -> anyhow::Result<Point> {
+    let full_speed = matches!(load.pace, Pace::Closed { .. });
     let generator = Generator::new(load);
     let window = generator.window();
     let measuring = async {
@@ -196,6 +199,7 @@ async fn measured(stage: &mut Stage<'_>, claims: &mut Claims, load: Plan) -> any
     took(stage, &generator).await?;
     let deliveries = stage.system.counts().await?.deliveries_in_window;
     Ok(Point {
+        full_speed,
         per_second: per_second(deliveries, &window),
         deliveries,
         claimed,

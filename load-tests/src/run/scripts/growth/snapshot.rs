@@ -140,6 +140,7 @@ impl Course {
         let step = json!({
             "at_seconds": (at * 10.0).round() / 10.0,
             "phase": phase,
+            "full_speed": point.full_speed,
             "throughput_per_second": point.per_second.round(),
             "claim": point.claimed,
             "dead_rows": dead,
