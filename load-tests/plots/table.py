@@ -1,4 +1,5 @@
-"""Writes the table of architecture §10 into docs/performance.md, out of load-tests/results/*.json. Needs no packages.
+"""Writes the table of architecture §10 into docs/performance.md, out of load-tests/results/*.json, and below it the
+pictures that plot.py drew. Needs no packages.
 
     python3 load-tests/plots/table.py [--check]
 
@@ -16,6 +17,21 @@ BEGIN, END = "<!-- begin: load-tests/plots/table.py -->", "<!-- end: load-tests/
 ORDER = [
     "fanout-1", "fanout-10", "drain", "ingest-single", "ingest-batch", "failures-10pct", "latency-200", "latency-1000",
     "slow-endpoints", "memory", "kill-gap", "growth-snapshot",
+]
+
+# What stands below the table: a picture, what it shows, and what to know about it.
+PICTURES = [
+    ("baseline", "Sustained rates and latencies of Postrider and of the classic worker, in the same runs", ""),
+    ("growth-history", "Throughput and time of a claim with a thousand to ten million ended deliveries in the tables", ""),
+    ("growth-endpoints", "Throughput and time of a claim with 10 to 100,000 endpoints, all of them busy", ""),
+    (
+        "growth-workers",
+        "Throughput with 1, 2 and 4 workers",
+        "More workers on a machine whose cores are all in use bring nothing: this shows what they cost there, not what more"
+        " machines would bring.",
+    ),
+    ("growth-snapshot", "Throughput, claims and dead rows before, while and after a snapshot is held", ""),
+    ("soak", "Memory, files, threads and dead rows over the deliveries of hours at 200/s", ""),
 ]
 
 
@@ -71,6 +87,13 @@ def table(results):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def pictures(directory):
+    for name, what, note in PICTURES:
+        if (directory / "performance" / f"{name}.svg").exists():
+            yield f"\n![{what}](performance/{name}.svg)\n"
+            yield f"\n{note}\n" if note else ""
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=pathlib.Path, default="load-tests/results")
@@ -83,7 +106,8 @@ def main():
     page = arguments.page.read_text()
     before, rest = page.split(BEGIN)
     _old, after = rest.split(END)
-    new = f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
+    below = "".join(pictures(arguments.page.parent))
+    new = f"{before}{BEGIN}\n{table(results)}\n{below}{END}{after}"
     if arguments.check:
         sys.exit(0 if new == page else "docs/performance.md is not as the results are: make figures")
     arguments.page.write_text(new)
