@@ -97,11 +97,12 @@ impl Feeder {
                         .await?;
                 }
                 Feed::Open { per_second } => {
-                    let each = 1e9 / per_second.max(0.001);
-                    let due = |number: u64| began_ns + (number as f64 * each) as u64;
+                    let each = Duration::from_secs(1).div_f64(per_second.max(0.001));
+                    let each_ns = u64::try_from(each.as_nanos())?;
+                    let due = |number: u64| began_ns + number * each_ns;
                     let numbers = (self.fed - before)..;
-                    let stamps = numbers.map(due).take_while(|at| *at <= now_ns());
-                    self.insert_events(stamps.collect()).await?;
+                    let due = numbers.map(due).take_while(|at| *at <= now_ns());
+                    self.insert_events(due.collect()).await?;
                 }
             }
             tokio::time::sleep(EVERY).await;

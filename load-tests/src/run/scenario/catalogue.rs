@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use super::{Beside, Load, Scenario};
+use super::{Beside, Load, Scenario, growing};
 use crate::receiver::{Answers, Verify};
-use crate::run::scripts::{Again, Growth, Script, Soak};
+use crate::run::scripts::{Again, Script};
 
 /// What the API takes at most, unless it is told otherwise.
 const LARGEST_PAYLOAD: usize = 256 << 10;
@@ -35,11 +35,11 @@ pub(in crate::run) fn all() -> Vec<Scenario> {
         kill_gap(),
         lists(),
         telemetry(),
-        growth_history(),
-        growth_endpoints(),
-        growth_workers(),
-        growth_snapshot(),
-        soak(),
+        growing::history(),
+        growing::endpoints(),
+        growing::workers(),
+        growing::snapshot(),
+        growing::soak(),
     ]
 }
 
@@ -157,7 +157,7 @@ fn failures() -> Scenario {
     }
 }
 
-fn scripted(name: &'static str, what: &'static str, script: Script) -> Scenario {
+pub(super) fn scripted(name: &'static str, what: &'static str, script: Script) -> Scenario {
     let (tenants, endpoints_per_tenant) = script.shape();
     Scenario {
         name,
@@ -368,78 +368,6 @@ fn telemetry() -> Scenario {
             Script::Telemetry {
                 samples: 10_000_000,
             },
-        )
-    }
-}
-
-fn grows(name: &'static str, what: &'static str, growth: Growth) -> Scenario {
-    Scenario {
-        seconds: 20.0,
-        verify: Verify::Sample,
-        ..scripted(name, what, Script::Growth(growth))
-    }
-}
-
-fn growth_history() -> Scenario {
-    grows(
-        "growth-history",
-        "throughput and the time of a claim as the history grows",
-        Growth::History {
-            rows: [1_000, 100_000, 10_000_000],
-        },
-    )
-}
-
-fn growth_endpoints() -> Scenario {
-    grows(
-        "growth-endpoints",
-        "throughput and the time of a claim as the endpoints become more",
-        Growth::Endpoints {
-            tenants: [1, 100, 10_000],
-        },
-    )
-}
-
-fn growth_workers() -> Scenario {
-    grows(
-        "growth-workers",
-        "throughput with 1, 2 and 4 workers, all on this machine's cores",
-        Growth::Workers { most: 4 },
-    )
-}
-
-fn growth_snapshot() -> Scenario {
-    Scenario {
-        seconds: 600.0,
-        ..grows(
-            "growth-snapshot",
-            "what a snapshot that is held for minutes costs: at 500/s, then at full speed",
-            Growth::Snapshot {
-                per_second: 500.0,
-                full_seconds: 30.0,
-            },
-        )
-    }
-}
-
-fn soak() -> Scenario {
-    Scenario {
-        hosts: 20_000,
-        payload_bytes: 256,
-        verify: Verify::Sample,
-        endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 }, "max_attempts": 15 }),
-        answers: Answers {
-            fail: 0.02,
-            ..Answers::default()
-        },
-        ..scripted(
-            "soak",
-            "memory, files, threads and dead rows while the deliveries of hours at 200/s go through",
-            Script::Soak(Soak {
-                hours: 8.0,
-                per_second: 200.0,
-                broken: 5,
-            }),
         )
     }
 }

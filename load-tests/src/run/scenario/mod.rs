@@ -2,6 +2,7 @@
 
 pub(super) mod aims;
 mod catalogue;
+mod growing;
 
 use serde::Serialize;
 use serde_json::Value;

@@ -264,10 +264,10 @@ impl Script {
 
     /// So many attempts, where they are made by SQL.
     pub(super) fn set_rows(&mut self, rows: i64) {
-        match self {
-            Self::Lists { attempts: own } | Self::Telemetry { samples: own } => *own = rows,
-            Self::Growth(growth) => growth.set_rows(rows),
-            _others_make_none => {}
+        if let Self::Lists { attempts: own } | Self::Telemetry { samples: own } = self {
+            *own = rows;
+        } else if let Self::Growth(growth) = self {
+            growth.set_rows(rows);
         }
     }
 

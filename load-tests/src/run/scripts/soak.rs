@@ -28,7 +28,7 @@ const BACKLOG: u32 = 8_000;
 pub(in crate::run) struct Soak {
     pub(in crate::run) hours: f64,
     /// Deliveries in what stands for an hour, in each of its seconds.
-    pub(in crate::run) per_second: f64,
+    pub(in crate::run) per_second: u32,
     /// Endpoints that close every connection without an answer.
     pub(in crate::run) broken: usize,
 }
@@ -47,13 +47,18 @@ impl Soak {
     }
 
     fn an_hour(self) -> f64 {
-        self.per_second * 3_600.0
+        f64::from(self.per_second) * 3_600.0
+    }
+
+    /// In all. Errors: more than anybody waits for.
+    fn deliveries(self) -> anyhow::Result<usize> {
+        let seconds = Duration::try_from_secs_f64(self.hours * 3_600.0)?.as_secs();
+        Ok(usize::try_from(seconds * u64::from(self.per_second))?)
     }
 }
 
 pub(super) async fn play(stage: &mut Stage<'_>, soak: Soak) -> anyhow::Result<()> {
     break_some(stage, soak).await?;
-    let deliveries = (soak.hours * soak.an_hour()).round();
     let backlog = Backlog {
         most: BACKLOG,
         fan_out: 1,
@@ -64,7 +69,7 @@ pub(super) async fn play(stage: &mut Stage<'_>, soak: Soak) -> anyhow::Result<()
     };
     let generator = Generator::new(Plan {
         connections: 256,
-        most: Some(deliveries as usize),
+        most: Some(soak.deliveries()?),
         ..stage.plan(stage.world.in_turn(), pace, LONG)
     });
     stage.begin(u64::MAX).await?;

@@ -19,8 +19,8 @@ const SHORT_STEP: Duration = Duration::from_secs(2);
 const MOST_MS: f64 = 50.0;
 /// From the release on, in seconds.
 const RECOVERY: f64 = 120.0;
-/// It has recovered when so much of the dead rows is left.
-const LEFT: f64 = 0.1;
+/// It has recovered when one of so many dead rows is left.
+const LEFT: i64 = 10;
 
 /// What happened, step by step.
 struct Course {
@@ -72,7 +72,7 @@ async fn recover(
     course: &mut Course,
 ) -> anyhow::Result<Option<f64>> {
     let released = boot_time();
-    let enough = (course.most_dead as f64 * LEFT) as i64;
+    let enough = course.most_dead / LEFT;
     while boot_time().since(released).as_secs_f64() < RECOVERY {
         let point = steady(stage, claims, per_second).await?;
         let dead = course.step(stage, "released", &point).await?;
