@@ -136,6 +136,7 @@ def snapshot(result):
             slowest = [step["claim"]["p99_ms"] for step in course]
             axis.plot(minutes, slowest, color=GREY, linewidth=1.2, label="p99")
             axis.legend(loc="upper left")
+        axis.margins(x=0.08)
         axis.set_title(what)
         axis.set_ylabel(unit)
         axis.set_xlabel("minutes; grey: the snapshot is held")
@@ -166,14 +167,15 @@ def soak(result):
         axis.set_ylim(bottom=0)
         axis.yaxis.set_major_formatter(FuncFormatter(short))
         if axis is not axes[2]:
-            axis.legend(loc="best", fontsize=9)
+            axis.set_ylim(0, axis.get_ylim()[1] * 1.3)
+            axis.legend(loc="upper left", fontsize=9, ncols=2)
     return figure
 
 
 def baseline(results):
     """Ours beside the classic design, in the same runs."""
     figure, (left, right) = panels(2, width=9.5)
-    rates = [it for it in results if it["ratio"]["of"] == "deliveries_per_second"]
+    rates = [it for it in results if it["ratio"] and it["ratio"]["of"] == "deliveries_per_second"]
     latencies = [it for it in results if it not in rates]
     ours = [it["throughput_per_second"] for it in rates]
     theirs = [it["baseline"]["deliveries_per_second"] for it in rates]
@@ -183,11 +185,15 @@ def baseline(results):
         theirs = [it["baseline"]["p99"] for it in latencies]
         bars(right, latencies, ours, theirs, "p99 from POST to receipt, less is better (logarithmic)", "ms")
         right.set_yscale("log")
-        right.set_ylim(1, max(ours + theirs) * 8)
+        right.set_ylim(1, most(ours + theirs) * 8)
         right.yaxis.set_minor_locator(NullLocator())
     else:
         right.set_axis_off()
     return figure
+
+
+def most(values):
+    return max(value for value in values if value is not None)
 
 
 def our_p99(result):
@@ -200,8 +206,14 @@ def bars(axis, results, ours, theirs, what, unit):
     width = 0.36
     for shift, values, color, label in ((-width, ours, BLUE, "Postrider"), (0, theirs, GREY, "classic worker")):
         at = [place + shift + width / 2 for place in places]
-        axis.bar(at, values, width=width, color=color, label=label)
-        for place, value in zip(at, values):
+        # Of what did not arrive nobody knows how long it took.
+        heights = [most(ours + theirs) if value is None else value for value in values]
+        drawn = axis.bar(at, heights, width=width, color=color, label=label)
+        for place, value, height, bar in zip(at, values, heights, drawn):
+            if value is None:
+                bar.set(facecolor="white", edgecolor=color, hatch="///")
+                axis.annotate("none arrived", (place, height), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8.5)
+                continue
             axis.annotate(rounded(value), (place, value), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8.5)
     names = [result["scenario"]["name"] for result in results]
     names = [name.replace("-", "-\n", 1) if len(name) > 11 else name for name in names]
@@ -209,7 +221,7 @@ def bars(axis, results, ours, theirs, what, unit):
     axis.grid(axis="x", visible=False)
     axis.set_title(what)
     axis.set_ylabel(unit)
-    axis.set_ylim(0, max(ours + theirs) * 1.3)
+    axis.set_ylim(0, most(ours + theirs) * 1.3)
     axis.yaxis.set_major_formatter(FuncFormatter(short))
     axis.legend(loc="upper right", ncols=2)
 
@@ -243,7 +255,7 @@ def main():
     pyplot.rcParams.update(STYLE)
     arguments.output.mkdir(parents=True, exist_ok=True)
     figures = {name: draw(results[name]) for name, draw in GROWTH.items() if name in results}
-    beside = [result for result in results.values() if result.get("ratio")]
+    beside = [result for result in results.values() if result.get("baseline")]
     if beside:
         figures["baseline"] = baseline(beside)
     for name, figure in figures.items():

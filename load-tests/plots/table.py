@@ -83,8 +83,9 @@ def rows(results):
 
 def table(results):
     head = ["scenario", "figure", "floor", "target", "stretch", "measured", "reached", "classic worker", "date", "machine"]
-    lines = [head, ["---"] * len(head), *rows(results)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    measured = list(rows(results))
+    lines = [head, ["---"] * len(head), *measured] if measured else []
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def pictures(directory):
@@ -107,7 +108,7 @@ def main():
     before, rest = page.split(BEGIN)
     _old, after = rest.split(END)
     below = "".join(pictures(arguments.page.parent))
-    new = f"{before}{BEGIN}\n{table(results)}\n{below}{END}{after}"
+    new = f"{before}{BEGIN}\n{table(results)}{below}{END}{after}"
     if arguments.check:
         sys.exit(0 if new == page else "docs/performance.md is not as the results are: make figures")
     arguments.page.write_text(new)

@@ -62,7 +62,7 @@ fn fanout_1() -> Scenario {
         verify: Verify::Sample,
         warmup: 5.0,
         seconds: 60.0,
-        baseline: Some(Beside::Closed { backlog: 4_000 }),
+        baseline: Some(Beside::Closed { backlog: 600 }),
         short: false,
     }
 }
@@ -152,7 +152,7 @@ fn failures() -> Scenario {
             fail: 0.1,
             ..Answers::default()
         },
-        baseline: Some(Beside::Closed { backlog: 4_000 }),
+        baseline: Some(Beside::Closed { backlog: 600 }),
         ..fanout_1()
     }
 }
