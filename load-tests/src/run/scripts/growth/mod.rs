@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use self::claims::{Claimed, Claims};
 use crate::generator::{Backlog, Generator, Pace, Plan, Target};
 use crate::payload::now_ns;
-use crate::run::stage::{Stage, per_second, until};
+use crate::run::stage::{LONG, Stage, per_second, until};
 
 /// Events accepted and not yet received, at most.
 const BACKLOG: u32 = 4_000;
@@ -113,12 +113,29 @@ async fn endpoints(
             let more = made..tenants;
             world.extend(stage.scenario, stage.system, more).await?;
         }
+        let first = first_events(stage, world.in_turn()).await?;
         let load = full_speed(stage, world.in_turn());
         let point = measured(stage, claims, load).await?;
-        points.push(told("endpoints", world.endpoints.len(), stage, &point));
+        let mut point = told("endpoints", world.endpoints.len(), stage, &point);
+        if let Value::Object(fields) = &mut point {
+            fields.insert("first_events_per_second".to_owned(), first.into());
+        }
+        points.push(point);
     }
     stage.detail("points", points);
     Ok(())
+}
+
+/// An event for each endpoint, so that what is measured afterwards is not how caches are filled; how
+/// many a second.
+async fn first_events(stage: &mut Stage<'_>, targets: Vec<Target>) -> anyhow::Result<f64> {
+    let from_ns = now_ns();
+    let count = targets.len();
+    stage.post(targets, count).await?;
+    let rate = per_second(u64::try_from(count)?, &(from_ns..now_ns()));
+    let promised = stage.promised();
+    stage.received(promised, LONG).await?;
+    Ok(rate.round())
 }
 
 async fn workers(stage: &mut Stage<'_>, claims: &mut Claims, most: usize) -> anyhow::Result<()> {
