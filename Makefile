@@ -29,7 +29,7 @@ load: ## Measure one scenario, or all of them: make load SCENARIO=fanout-1
 	@scripts/bootstrap load
 	@scripts/load $(SCENARIO)
 
-load-short: ## Every scenario of load-tests in its short form: shows that they run, not how fast
+load-short: ## Every scenario of load-tests in its short form (10 to 15 minutes): shows that they run, not how fast
 	@scripts/bootstrap load
 	@scripts/load all growth soak --short --baseline
 
