@@ -1,12 +1,12 @@
 # Plain `make` lists what there is. Everything that a target needs, it installs (scripts/bootstrap).
 .DEFAULT_GOAL := help
-.PHONY: help run observe test check load faults hostile fuzz api-fuzz
+.PHONY: help run observe test check load load-short growth soak figures faults hostile fuzz api-fuzz
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Start everything on a private PostgreSQL and deliver a first webhook (ARGS="--ephemeral" and others)
 	@scripts/bootstrap run
@@ -26,8 +26,25 @@ check: ## All that CI runs: format, lints, layers, dependencies, spelling, then 
 	@scripts/check
 
 load: ## Measure one scenario, or all of them: make load SCENARIO=fanout-1
-	@scripts/bootstrap run
-	@scripts/load "$(SCENARIO)"
+	@scripts/bootstrap load
+	@scripts/load $(SCENARIO)
+
+load-short: ## Every scenario of load-tests in its short form (10 to 15 minutes): shows that they run, not how fast
+	@scripts/bootstrap load
+	@scripts/load all growth soak --short --baseline
+
+growth: ## How cost grows with history, endpoints, workers and a held snapshot (25 minutes)
+	@scripts/bootstrap load
+	@scripts/load growth
+
+soak: ## Eight hours' worth of deliveries at 200/s, to 20,000 hosts; HOURS=8
+	@scripts/bootstrap load
+	@scripts/load soak $(if $(HOURS),--hours $(HOURS))
+
+figures: ## Draw the results of load-tests, and write their table into docs/performance.md
+	@scripts/bootstrap load
+	@load-tests/.venv/bin/python load-tests/plots/plot.py
+	@python3 load-tests/plots/table.py
 
 faults: ## Kill, stop, slow and cut off every part, many times; makes the table of docs/reliability.md
 	@scripts/bootstrap test

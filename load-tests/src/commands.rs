@@ -86,6 +86,9 @@ struct GenerateArguments {
     /// With --receiver: the most events accepted and not yet received
     #[arg(long, requires = "receiver", conflicts_with = "rate")]
     backlog: Option<u32>,
+    /// With --backlog: the deliveries of each event
+    #[arg(long, default_value_t = 1)]
+    fan_out: u64,
     #[arg(long)]
     receiver: Option<SocketAddr>,
     /// Bytes of each payload
@@ -177,7 +180,11 @@ fn plan(arguments: &GenerateArguments) -> anyhow::Result<Plan> {
     let backlog = arguments
         .backlog
         .zip(arguments.receiver)
-        .map(|(most, receiver)| Backlog { most, receiver });
+        .map(|(most, receiver)| Backlog {
+            most,
+            fan_out: arguments.fan_out,
+            receiver,
+        });
     Ok(Plan {
         addr: arguments.addr,
         targets,

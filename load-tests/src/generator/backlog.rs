@@ -51,7 +51,8 @@ async fn poll(bound: Backlog, generator: Arc<Generator>, room: Arc<Semaphore>) {
             None => None,
         };
         match taken {
-            Some(taken) => {
+            Some(deliveries) => {
+                let taken = deliveries / bound.fan_out.max(1);
                 let done = taken.saturating_add(generator.tally().not_accepted());
                 // What was received before this run began gives no room.
                 let before = given_back.replace(done).unwrap_or(done.min(taken));

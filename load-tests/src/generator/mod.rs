@@ -52,6 +52,8 @@ pub enum Pace {
 #[derive(Debug, Clone, Copy)]
 pub struct Backlog {
     pub most: u32,
+    /// Deliveries of each event.
+    pub fan_out: u64,
     /// The receiver, which tells how many were received.
     pub receiver: SocketAddr,
 }

@@ -90,13 +90,13 @@ impl Tally {
             .get_or_insert_with(|| error.to_string());
     }
 
-    /// Events that are known or feared not to have been accepted.
+    /// Requests that are known or feared not to have been accepted.
     #[must_use]
     pub fn not_accepted(&self) -> u64 {
-        let replies: u64 = self.report.statuses.values().sum();
-        replies
-            .saturating_sub(self.report.accepted)
-            .saturating_add(self.report.broken)
+        let refused = self.report.statuses.iter();
+        let refused = refused.filter(|(status, _)| !(200..300).contains(*status));
+        let refused: u64 = refused.map(|(_, count)| count).sum();
+        refused.saturating_add(self.report.broken)
     }
 
     /// Takes another's counts in, each with its own window.

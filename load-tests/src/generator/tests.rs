@@ -96,6 +96,7 @@ async fn a_backlog_that_is_never_received_stops_the_closed_loop_at_its_bound() {
     let receiver = receiver(Answers::default()).await;
     let backlog = Some(Backlog {
         most: 100,
+        fan_out: 1,
         receiver: receiver.addr,
     });
     let generator = Generator::new(plan(receiver.addr, "/raw", Pace::Closed { backlog }));

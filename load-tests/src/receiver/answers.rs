@@ -11,6 +11,7 @@ pub struct Answers {
     pub status: u16,
     /// The share of requests, 0 to 1, that is answered `fail_status` instead.
     pub fail: f64,
+    /// 0: the connection is closed without an answer.
     pub fail_status: u16,
     /// Milliseconds for which each answer is held back.
     pub delay_ms: u64,

@@ -221,7 +221,7 @@ impl Endpoint {
             retry_after,
             delay: self.answers.delay(),
             hang: self.answers.hang,
-            hang_up: self.answers.hang_up,
+            hang_up: self.answers.hang_up || status == 0,
         }
     }
 }

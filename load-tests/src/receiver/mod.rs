@@ -109,6 +109,8 @@ async fn accept(listener: TcpListener, state: Arc<State>, mut stopped: oneshot::
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
+                // It may listen on every address, to have many; it is for this machine all the same.
+                Ok((_stranger, peer)) if !peer.ip().is_loopback() => {}
                 Ok((stream, _peer)) => {
                     lock(&state.books).connected();
                     connections.spawn(serve(stream, Arc::clone(&state)));

@@ -162,6 +162,27 @@ impl Postgres {
         Ok(rows.iter().filter_map(owner).collect())
     }
 
+    /// The numbers of the endpoints that the worker with this process id owns.
+    pub(super) async fn owned_by(&self, worker: u32) -> anyhow::Result<Vec<usize>> {
+        const QUERY: &str = "SELECT substring(e.url from '/e/([0-9]+)$')::int8 FROM endpoints e \
+             JOIN slots s ON s.slot = e.slot JOIN workers w ON w.id = s.owner WHERE w.name LIKE '% ' || $1 ORDER BY 1";
+        let rows = self.client.query(QUERY, &[&worker.to_string()]).await?;
+        let number = |row: &tokio_postgres::Row| usize::try_from(row.get::<_, i64>(0)).ok();
+        Ok(rows.iter().filter_map(number).collect())
+    }
+
+    /// A connection of its own, for a session that is held, or a look beside other questions.
+    pub(super) async fn connect(&self) -> anyhow::Result<Client> {
+        connect(&self.url).await
+    }
+
+    /// Another database in this cluster; its URL.
+    pub(super) async fn create_database(&self, name: &str) -> anyhow::Result<String> {
+        let create = format!("CREATE DATABASE {name}");
+        self.client.batch_execute(&create).await?;
+        Ok(self.server.url(name))
+    }
+
     /// When the recorded attempts of each delivery started, in order; nanoseconds of database time.
     pub(super) async fn starts(&self) -> anyhow::Result<HashMap<u64, Vec<i64>>> {
         const QUERY: &str = "SELECT delivery_id, (extract(epoch FROM started_at) * 1e6)::int8 * 1000 \
@@ -223,7 +244,7 @@ impl Postgres {
     }
 }
 
-async fn connect(url: &str) -> anyhow::Result<Client> {
+pub(super) async fn connect(url: &str) -> anyhow::Result<Client> {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     spawn_driver(async move {
         if let Err(error) = connection.await {

@@ -70,6 +70,7 @@ fn generate(system: &System, scenario: &Scenario, world: &World) -> anyhow::Resu
         } => command
             .args(["--connections", &connections.to_string()])
             .args(["--backlog", &backlog.to_string()])
+            .args(["--fan-out", &scenario.fan_out.to_string()])
             .args(["--receiver", &system.receiver_addr.to_string()]),
         Load::Open {
             per_second,

@@ -9,31 +9,22 @@ use super::load::{self, ids};
 use super::outcome::Measured;
 use super::scenario::{Load, Scenario};
 use super::scripts;
-use super::setup;
+use super::setup::World;
 use super::stage::Stage;
 use super::system::System;
-use crate::receiver::Change;
 
 /// PostgreSQL's backends tell their counters once a second at most.
 const COUNTERS: Duration = Duration::from_millis(1_200);
 
-pub(super) async fn measure(system: &mut System, scenario: &Scenario) -> anyhow::Result<Measured> {
-    let calibration = calibrate(system.dir(), system.receiver_addr).await?;
+/// What was measured, and what it was measured with.
+pub(super) async fn measure(
+    system: &mut System,
+    scenario: &Scenario,
+) -> anyhow::Result<(Measured, World)> {
+    let calibration = calibrate(system).await?;
     eprintln!("{}: making {} tenants", scenario.name, scenario.tenants);
-    let (api, receiver) = (system.api_addr, system.receiver_addr);
-    let world = setup::create(scenario, api, &system.admin_token, receiver).await?;
-    let secrets: Vec<&str> = world
-        .endpoints
-        .iter()
-        .map(|it| it.secret.as_str())
-        .collect();
-    system.tell("secrets", &secrets).await?;
-    let answers = Change {
-        endpoints: (0..scenario.endpoints()).into(),
-        answers: scenario.answers,
-        journal: false,
-    };
-    system.tell("answers", &[answers]).await?;
+    let mut world = World::default();
+    world.extend(scenario, system, 0..scenario.tenants).await?;
     tokio::time::sleep(COUNTERS).await;
     let counters_before = system.postgres.counters().await?;
 
@@ -62,7 +53,7 @@ pub(super) async fn measure(system: &mut System, scenario: &Scenario) -> anyhow:
     let counters = system.postgres.counters().await?;
     system.postgres.show_statements().await?;
     let received = system.counts().await?;
-    Ok(Measured {
+    let measured = Measured {
         received_ids: ids(&system.control("events", b"").await?),
         per_delivery: counters.per_delivery(counters_before, received.deliveries),
         postgres_settings: database::SETTINGS.iter().copied().collect(),
@@ -71,5 +62,6 @@ pub(super) async fn measure(system: &mut System, scenario: &Scenario) -> anyhow:
         received,
         live_at_end,
         calibration,
-    })
+    };
+    Ok((measured, world))
 }

@@ -2,6 +2,7 @@
 //!
 //! Each run has a database, tenants and endpoints of its own; nothing is left behind but the result.
 
+mod baseline;
 mod calibrate;
 mod cpu;
 mod database;
@@ -10,6 +11,7 @@ mod measure;
 mod outcome;
 mod process;
 mod rate;
+mod sample;
 mod scenario;
 mod scripts;
 mod setup;
@@ -23,14 +25,15 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 
 use self::outcome::Outcome;
-use self::scenario::Scenario;
+use self::scenario::{Family, Scenario};
 use self::system::System;
 use crate::commands::say;
 
 #[derive(Debug, clap::Args)]
 pub struct RunArguments {
-    /// A scenario's name, or all; a wrong name lists them
-    scenario: String,
+    /// Scenarios' names, all or growth; a wrong name lists them
+    #[arg(required = true)]
+    scenarios: Vec<String>,
     /// A few seconds and few endpoints: shows that it runs, not how fast
     #[arg(long)]
     short: bool,
@@ -40,6 +43,18 @@ pub struct RunArguments {
     /// How many attempts are in the table, where a scenario fills it by SQL
     #[arg(long)]
     rows: Option<i64>,
+    /// How many hours at 200/s `soak` stands for
+    #[arg(long)]
+    hours: Option<f64>,
+    /// Measure the baseline in short runs too
+    #[arg(long)]
+    baseline: bool,
+    /// Do not measure the baseline
+    #[arg(long, conflicts_with = "baseline")]
+    no_baseline: bool,
+    /// The Python that has the baseline's packages
+    #[arg(long, default_value = "load-tests/.venv/bin/python")]
+    python: PathBuf,
     /// Where the results go
     #[arg(long, default_value = "load-tests/results")]
     results: PathBuf,
@@ -76,30 +91,45 @@ pub(crate) async fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
 }
 
 fn chosen(arguments: &RunArguments) -> anyhow::Result<Vec<Scenario>> {
-    let name = arguments.scenario.as_str();
-    let chosen: Vec<Scenario> = scenario::all()
-        .into_iter()
-        .filter(|scenario| name == "all" || name == scenario.name)
-        .map(|scenario| {
-            if arguments.short {
-                scenario.short()
-            } else {
-                scenario
-            }
-        })
-        .map(|scenario| Scenario {
-            seconds: arguments.seconds.unwrap_or(scenario.seconds),
-            ..scenario
-        })
-        .map(|scenario| match arguments.rows {
-            Some(rows) => scenario.with_rows(rows),
-            None => scenario,
-        })
-        .collect();
-    if chosen.is_empty() {
-        bail!("no scenario {name}; there are: {}, all", scenario::names());
+    let mut chosen = Vec::new();
+    for name in &arguments.scenarios {
+        let found = scenario::all().into_iter().filter(|it| is_meant(name, it));
+        let before = chosen.len();
+        chosen.extend(found.map(|it| changed(it, arguments)));
+        if chosen.len() == before {
+            let names = scenario::names();
+            bail!("no scenario {name}; there are: {names}, all, growth");
+        }
     }
     Ok(chosen)
+}
+
+fn is_meant(name: &str, scenario: &Scenario) -> bool {
+    match scenario.family() {
+        Family::Figures if name == "all" => true,
+        Family::Growth if name == "growth" => true,
+        Family::Figures | Family::Growth | Family::Alone => name == scenario.name,
+    }
+}
+
+/// As the options say.
+fn changed(mut scenario: Scenario, arguments: &RunArguments) -> Scenario {
+    if let Some(hours) = arguments.hours {
+        scenario = scenario.with_hours(hours);
+    }
+    if arguments.short {
+        scenario = scenario.short();
+    }
+    if let Some(rows) = arguments.rows {
+        scenario = scenario.with_rows(rows);
+    }
+    if arguments.no_baseline || (arguments.short && !arguments.baseline) {
+        scenario.baseline = None;
+    }
+    Scenario {
+        seconds: arguments.seconds.unwrap_or(scenario.seconds),
+        ..scenario
+    }
 }
 
 /// What started is stopped when the run is dropped, so a signal must not end this process at once.
@@ -140,9 +170,24 @@ async fn one(scenario: Scenario, arguments: &RunArguments) -> anyhow::Result<Out
         statements: arguments.statements || scenario.counts_statements(),
         verify: scenario.verify,
         workers: scenario.workers,
+        hosts: scenario.hosts,
     };
     let mut system = System::start(options).await?;
-    let measured = measure::measure(&mut system, &scenario).await?;
+    let (measured, world) = measure::measure(&mut system, &scenario).await?;
+    let beside = scenario.baseline;
+    let mut outcome = Outcome::of(scenario, measured);
+    if let Some(beside) = beside {
+        match baseline::python(&arguments.python).await {
+            Ok(python) => {
+                system.stop_programs().await?;
+                let with = (python.as_path(), beside);
+                let baseline =
+                    baseline::measure(&mut system, &outcome.scenario, &world, with).await?;
+                outcome.compare(baseline);
+            }
+            Err(missing) => outcome.not_measured.push(missing),
+        }
+    }
     system.stop().await?;
-    Ok(Outcome::of(scenario, measured))
+    Ok(outcome)
 }

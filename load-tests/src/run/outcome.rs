@@ -8,10 +8,13 @@ use std::path::Path;
 use anyhow::Context as _;
 use serde::Serialize;
 use serde_json::Value;
+use shared::runtime::clock::wall_time;
 
+use super::baseline::{Baseline, Ratio};
 use super::calibrate::Calibration;
 use super::cpu::Cpu;
 use super::scenario::Scenario;
+use super::scenario::aims::{self, Figure, Reached};
 use crate::generator::Report;
 use crate::ids::{Id, IdSet};
 use crate::latency::Percentiles;
@@ -21,6 +24,8 @@ use crate::receiver::books::Counts;
 #[derive(Debug, Serialize)]
 pub(super) struct Outcome {
     pub(super) scenario: Scenario,
+    /// The day of the run.
+    pub(super) date: String,
     /// First receipts per second of the measured window.
     pub(super) throughput_per_second: f64,
     /// From POST (in an open loop: from when it was due) to receipt.
@@ -59,6 +64,13 @@ pub(super) struct Outcome {
     pub(super) other_cpu_seconds: f64,
     pub(super) calibration: Calibration,
     pub(super) postgres_settings: BTreeMap<&'static str, &'static str>,
+    /// How far it came on the way from floor to stretch.
+    pub(super) aims: Vec<Reached>,
+    /// The classic design in the same run, and how many times better ours is.
+    pub(super) baseline: Option<Baseline>,
+    pub(super) ratio: Option<Ratio>,
+    /// What could not be measured, for want of a tool.
+    pub(super) not_measured: Vec<String>,
     /// What the scenario has to show, and whether it did.
     pub(super) verdicts: Vec<Verdict>,
     /// Figures of this scenario alone.
@@ -145,6 +157,7 @@ impl Outcome {
         };
         let each = |seconds: f64| (seconds * 1e7 / in_window.max(1) as f64).round() / 10.0;
         let mut outcome = Self {
+            date: wall_time().date().to_string(),
             throughput_per_second: (in_window as f64 / seconds.max(0.001) * 10.0).round() / 10.0,
             latency_ms: received.latency_ms,
             accept_latency_ms: sent.latency_ms,
@@ -172,23 +185,18 @@ impl Outcome {
             other_cpu_seconds: cpu.others(),
             cpu_seconds: cpu.processes,
             postgres_cpu_seconds: cpu.postgres,
-            calibration: measured.calibration,
             postgres_settings: measured.postgres_settings,
+            aims: Vec::new(),
+            baseline: None,
+            ratio: None,
+            not_measured: measured.calibration.missing(),
+            calibration: measured.calibration,
             verdicts: played.verdicts,
             details: played.details,
             faults: Vec::new(),
             scenario,
         };
-        if let Some(floor) = outcome.scenario.floor {
-            let measured = outcome.throughput_per_second;
-            outcome.verdicts.push(Verdict {
-                what: "deliveries per second".to_owned(),
-                figure: format!(">= {floor}"),
-                measured: Some(measured),
-                good: measured >= floor,
-                binding: !outcome.scenario.short,
-            });
-        }
+        outcome.judge();
         outcome.faults = outcome.find_faults(&sent, played.duplicates_allowed);
         if !played.unfinished && outcome.live_at_end > 0 {
             let live = outcome.live_at_end;
@@ -197,6 +205,26 @@ impl Outcome {
                 .push(format!("{live} deliveries still live at the end"));
         }
         outcome
+    }
+
+    /// Puts what was measured beside what was aimed at.
+    fn judge(&mut self) {
+        for aim in aims::of(self.scenario.name) {
+            let measured = match aim.figure {
+                Figure::Throughput => Some(self.throughput_per_second),
+                Figure::P50 => Some(self.latency_ms.p50),
+                Figure::P99 => Some(self.latency_ms.p99),
+                Figure::WalPerDelivery => Some(self.wal_bytes_per_delivery),
+                Figure::Detail(name) => self.details.get(name).and_then(Value::as_f64),
+            };
+            self.aims.push(aim.beside(measured));
+        }
+    }
+
+    /// Puts the classic design beside it.
+    pub(super) fn compare(&mut self, baseline: Baseline) {
+        self.ratio = baseline.ratio(self);
+        self.baseline = Some(baseline);
     }
 
     fn find_faults(&self, sent: &Report, duplicates_allowed: u64) -> Vec<String> {
@@ -229,6 +257,9 @@ impl Outcome {
             .map(|(_, what)| what)
             .collect();
         faults.extend(self.verdicts.iter().filter_map(Verdict::fault));
+        if !self.scenario.short {
+            faults.extend(self.aims.iter().filter_map(Reached::fault));
+        }
         // Not a fault by itself (a busy API may answer 503), but what to look at first.
         if let Some(trouble) = sent.first_trouble.as_ref().filter(|_| !faults.is_empty()) {
             faults.push(format!("the first trouble at the API: {trouble}"));

@@ -2,6 +2,7 @@
 //!
 //! Generators run in this process: scripts need few events, or the time they take does not count.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,6 +99,37 @@ impl<'r> Stage<'r> {
         }
     }
 
+    /// The same in batches, in so many requests of so many events each.
+    pub(super) async fn post_batches(
+        &mut self,
+        mut targets: Vec<Target>,
+        (requests, batch): (usize, usize),
+    ) -> anyhow::Result<()> {
+        for target in &mut targets {
+            target.path.push_str("/batch");
+        }
+        let closed = Pace::Closed { backlog: None };
+        let generator = Generator::new(Plan {
+            connections: 16.min(requests),
+            batch,
+            most: Some(requests),
+            ..self.plan(targets, closed, LONG)
+        });
+        generator.run().await;
+        self.took(&generator);
+        let report = generator.tally().report();
+        // Each connection may have begun its last one when the others had posted enough.
+        let accepted = usize::try_from(report.accepted)?;
+        if accepted < requests * batch {
+            let trouble = report.first_trouble.unwrap_or_default();
+            bail!(
+                "{accepted} of {} events were accepted: {trouble}",
+                requests * batch
+            );
+        }
+        Ok(())
+    }
+
     /// Counts what a generator sent that has ended.
     pub(super) fn took(&mut self, generator: &Arc<Generator>) {
         self.tally.merge(&generator.tally());
@@ -169,6 +201,15 @@ impl<'r> Stage<'r> {
             self.played.cpu = after.since(before);
         }
         Ok(())
+    }
+
+    /// Microseconds of CPU per delivery of the window, by process.
+    pub(super) fn cpu_per(&self, deliveries: u64) -> BTreeMap<String, f64> {
+        let each = |seconds: f64| (seconds * 1e7 / deliveries.max(1) as f64).round() / 10.0;
+        let processes = self.played.cpu.processes.iter();
+        processes
+            .map(|(name, it)| (name.clone(), each(*it)))
+            .collect()
     }
 
     /// Waits until so many deliveries of all are received, or `longest` is over; whether they are.

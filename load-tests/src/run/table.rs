@@ -1,6 +1,7 @@
 //! A result for people.
 
 use super::outcome::{Outcome, Verdict};
+use super::scenario::aims::{Level, Reached};
 use crate::latency::Percentiles;
 
 /// A row: a name and a value.
@@ -10,6 +11,8 @@ type Row = (String, String);
 pub(super) fn table(outcome: &Outcome) -> String {
     let rows = [
         figures(outcome),
+        aims(outcome),
+        beside(outcome),
         verdicts(outcome),
         details(outcome),
         costs(outcome),
@@ -91,13 +94,64 @@ fn costs(outcome: &Outcome) -> Vec<Row> {
         format!("{:.1} s", outcome.other_cpu_seconds),
     ));
     let machine = &outcome.calibration;
+    let or_none = |it: Option<f64>| it.map_or("?".to_owned(), |it| format!("{it:.0}"));
     rows.push(row(
         "calibration",
         format!(
-            "{:.0} fdatasync/s, {:.0} loopback requests/s, {} cores",
-            machine.fdatasync_per_second, machine.loopback_requests_per_second, machine.cores
+            "{:.0} fdatasync/s (pg_test_fsync {}), {:.0} loopback requests/s (wrk {}), {} cores",
+            machine.fdatasync_per_second,
+            or_none(machine.pg_test_fsync_per_second),
+            machine.loopback_requests_per_second,
+            or_none(machine.wrk_requests_per_second),
+            machine.cores
         ),
     ));
+    let missing = outcome.not_measured.iter();
+    rows.extend(missing.map(|it| row("not measured", it.clone())));
+    rows
+}
+
+fn aims(outcome: &Outcome) -> Vec<Row> {
+    let aim = |it: &Reached| {
+        let measured = it.measured.map_or("not measured".to_owned(), rounded);
+        let reached = match it.reached {
+            Level::None => "below the floor",
+            Level::Floor => "floor",
+            Level::Target => "target",
+            Level::Stretch => "stretch",
+        };
+        let steps = format!("{} / {} / {}", it.floor, it.target, it.stretch);
+        let value = format!("{measured} {}: {reached} (of {steps})", it.unit);
+        row(it.what, value)
+    };
+    outcome.aims.iter().map(aim).collect()
+}
+
+fn beside(outcome: &Outcome) -> Vec<Row> {
+    let mut rows = Vec::new();
+    if let Some(it) = &outcome.baseline {
+        let mut figures = format!("{:.0} deliveries/s", it.deliveries_per_second);
+        if let Some((p50, p99)) = it.p50.zip(it.p99) {
+            figures += &format!(", p50 {p50:.1} ms, p99 {p99:.1} ms");
+        }
+        rows.push(row("baseline", figures));
+        rows.extend(it.with_sleep_per_second.map(|it| {
+            row(
+                "  with sleep after full batches",
+                format!("{it:.0} deliveries/s"),
+            )
+        }));
+        rows.extend(it.healthy_share.map(|it| {
+            row(
+                "  the healthy get, of before",
+                format!("{:.0} %", it * 100.0),
+            )
+        }));
+    }
+    if let Some(ratio) = outcome.ratio {
+        let value = format!("{} times ({})", ratio.times, ratio.of);
+        rows.push(row("better than the baseline", value));
+    }
     rows
 }
 
@@ -118,6 +172,10 @@ fn verdicts(outcome: &Outcome) -> Vec<Row> {
 fn details(outcome: &Outcome) -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, value) in &outcome.details {
+        if let Some(list) = value.as_array() {
+            rows.push(row(name, format!("{} in the result", list.len())));
+            continue;
+        }
         match serde_json::from_value::<Percentiles>(value.clone()) {
             Ok(percentiles) => rows.push(row(name, latency(&percentiles))),
             Err(_another_shape) => rows.push(row(name, value.to_string())),

@@ -8,8 +8,8 @@ const MOST_TARGETS: usize = 20;
 
 pub(super) async fn play(
     stage: &mut Stage<'_>,
-    (batch, connections): (usize, usize),
-    floor: f64,
+    batch: usize,
+    connections: usize,
 ) -> anyhow::Result<()> {
     stage.system.stop_workers().await?;
     let mut targets = stage.world.targets(0..stage.scenario.endpoints());
@@ -39,7 +39,6 @@ pub(super) async fn play(
     let accepted = generator.tally().report().accepted_in_window;
     let rate = per_second(accepted, &window);
     stage.detail("accepted_per_second", rate.round());
-    stage.at_least("events accepted per second", Some(rate), floor);
     stage.leave_unfinished();
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! Scenarios that do more than one thing after the other, each with what it has to show.
 
+mod drain;
+mod growth;
 mod hot_tenant;
 mod ingest;
+mod kill_gap;
 mod large_payloads;
 mod lists;
 mod ordered;
@@ -9,15 +12,19 @@ mod phases;
 mod rate_limit;
 mod recovery;
 mod replay;
-mod slow_endpoints;
+pub(super) mod slow_endpoints;
 mod slow_endpoints_at_load;
+mod soak;
+mod statements;
 mod telemetry;
 mod throttle;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+pub(super) use self::growth::Growth;
 pub(super) use self::replay::Again;
+pub(super) use self::soak::Soak;
 use super::stage::Stage;
 
 /// What to do, and how much of it.
@@ -65,9 +72,20 @@ pub(super) enum Script {
         /// Events in one request.
         batch: usize,
         connections: usize,
-        /// Events per second that have to be accepted.
-        floor: f64,
     },
+    Drain {
+        events: usize,
+    },
+    Memory {
+        events: usize,
+        tenants: usize,
+    },
+    KillGap {
+        kills: usize,
+        per_second: f64,
+    },
+    Growth(Growth),
+    Soak(Soak),
     Ordered {
         keys: u32,
     },
@@ -133,11 +151,12 @@ pub(super) async fn play(script: Script, stage: &mut Stage<'_>) -> anyhow::Resul
             rate_limit::play(stage, per_second, f64::from(burst)).await
         }
         Script::Replay(again) => replay::play(stage, again).await,
-        Script::Ingest {
-            batch,
-            connections,
-            floor,
-        } => ingest::play(stage, (batch, connections), floor).await,
+        Script::Ingest { batch, connections } => ingest::play(stage, batch, connections).await,
+        Script::Drain { events } => drain::play(stage, events).await,
+        Script::Memory { events, .. } => drain::remember(stage, events).await,
+        Script::KillGap { kills, per_second } => kill_gap::play(stage, kills, per_second).await,
+        Script::Growth(growth) => growth::play(stage, growth).await,
+        Script::Soak(soak) => soak::play(stage, soak).await,
         Script::Ordered { keys } => ordered::play(stage, keys).await,
         Script::Lists { attempts } => lists::play(stage, attempts).await,
         Script::Telemetry { samples } => telemetry::play(stage, samples).await,
@@ -167,6 +186,17 @@ impl Script {
                 new_per_second,
             },
             Self::Ordered { .. } => Self::Ordered { keys: 200 },
+            Self::Drain { .. } => Self::Drain { events: 20_000 },
+            Self::Memory { .. } => Self::Memory {
+                events: 20_000,
+                tenants: 100,
+            },
+            Self::KillGap { per_second, .. } => Self::KillGap {
+                kills: 1,
+                per_second,
+            },
+            Self::Growth(growth) => Self::Growth(growth.short()),
+            Self::Soak(soak) => Self::Soak(soak.short()),
             Self::Replay(again) => Self::Replay(Again {
                 events: 5_000,
                 limited: 200,
@@ -198,6 +228,11 @@ impl Script {
             Self::Replay(_) => (2, 5),
             Self::Ingest { .. } => (20, 10),
             Self::Ordered { .. } => (5, 2),
+            Self::Drain { .. } => (100, 10),
+            Self::Memory { tenants, .. } => (tenants, 10),
+            Self::KillGap { .. } => (6, 10),
+            Self::Growth(growth) => (growth.tenants(), 10),
+            Self::Soak(soak) => (soak.tenants(), 10),
             Self::Throttle { .. } => (1, 1),
             Self::Lists { .. } | Self::Telemetry { .. } => (50, 20),
         }
@@ -212,13 +247,27 @@ impl Script {
             Self::LargePayloads { .. } => 12.0,
             // Two steps of the statistics.
             Self::Telemetry { .. } => 65.0,
+            Self::Growth(growth) => growth.shortest_seconds(),
             Self::SlowEndpoints { .. }
             | Self::SlowEndpointsAtLoad { .. }
             | Self::HotTenant { .. }
             | Self::Replay(_)
             | Self::Ingest { .. }
             | Self::Lists { .. }
+            | Self::Drain { .. }
+            | Self::Memory { .. }
+            | Self::KillGap { .. }
+            | Self::Soak(_)
             | Self::Throttle { .. } => 3.0,
+        }
+    }
+
+    /// So many attempts, where they are made by SQL.
+    pub(super) fn set_rows(&mut self, rows: i64) {
+        if let Self::Lists { attempts: own } | Self::Telemetry { samples: own } = self {
+            *own = rows;
+        } else if let Self::Growth(growth) = self {
+            growth.set_rows(rows);
         }
     }
 
@@ -236,6 +285,11 @@ impl Script {
             | Self::Ordered { .. }
             | Self::Lists { .. }
             | Self::Telemetry { .. }
+            | Self::Drain { .. }
+            | Self::Memory { .. }
+            | Self::KillGap { .. }
+            | Self::Growth(_)
+            | Self::Soak(_)
             | Self::Throttle { .. } => None,
         }
     }
@@ -256,6 +310,11 @@ impl Script {
             | Self::Ordered { .. }
             | Self::Lists { .. }
             | Self::Telemetry { .. }
+            | Self::Drain { .. }
+            | Self::Memory { .. }
+            | Self::KillGap { .. }
+            | Self::Growth(_)
+            | Self::Soak(_)
             | Self::Throttle { .. } => Vec::new(),
         }
     }

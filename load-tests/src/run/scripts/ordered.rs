@@ -104,6 +104,7 @@ async fn many_keys(
     };
     stage.answer(endpoints.clone(), failing).await?;
     let backlog = Some(Backlog {
+        fan_out: 1,
         most: keys,
         receiver: stage.system.receiver_addr,
     });

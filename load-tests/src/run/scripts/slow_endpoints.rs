@@ -52,6 +52,7 @@ async fn report(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let [before, while_hanging, at_first] = [baseline, hanging, first].map(|it| it.latency_ms.p99);
     let what = "p99 of the healthy, while hanging / baseline";
     stage.at_most(what, ratio(while_hanging, before), MOST);
+    stage.detail("ratio", ratio(while_hanging, before));
     stage.detail("ratio_of_the_first_second", ratio(at_first, before));
     let served = ratio(hanging.deliveries as f64, baseline.deliveries as f64);
     stage.at_least("deliveries to the healthy, the same", served, 0.99);
@@ -66,7 +67,7 @@ pub(super) async fn recover(stage: &mut Stage<'_>, bad: Numbers) -> anyhow::Resu
     stage.make_probes_due().await
 }
 
-pub(super) fn hang() -> Answers {
+pub(in crate::run) fn hang() -> Answers {
     Answers {
         hang: true,
         ..Answers::default()
@@ -74,7 +75,7 @@ pub(super) fn hang() -> Answers {
 }
 
 /// `some` of `all` numbers, evenly spread, and the others.
-pub(super) fn spread(some: usize, all: usize) -> (Numbers, Numbers) {
+pub(in crate::run) fn spread(some: usize, all: usize) -> (Numbers, Numbers) {
     let chosen = |number: &usize| (number + 1) * some / all > number * some / all;
     let others = |number: &usize| !chosen(number);
     (

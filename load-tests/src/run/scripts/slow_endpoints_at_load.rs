@@ -61,6 +61,7 @@ pub(super) async fn play(stage: &mut Stage<'_>, hanging: usize) -> anyhow::Resul
 /// Deliveries per second that are sustained when all endpoints answer.
 async fn capacity(stage: &mut Stage<'_>) -> anyhow::Result<f64> {
     let backlog = Some(Backlog {
+        fan_out: 1,
         most: 2_000,
         receiver: stage.system.receiver_addr,
     });

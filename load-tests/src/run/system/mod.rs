@@ -40,6 +40,8 @@ pub(super) struct Options {
     pub(super) settings: Vec<String>,
     pub(super) verify: Verify,
     pub(super) workers: usize,
+    /// Loopback addresses that the receiver is reached at; 1: only its own.
+    pub(super) hosts: usize,
     /// `NAME=VALUE` for PostgreSQL.
     pub(super) postgres: Vec<String>,
     /// Whether the database counts its statements.
@@ -56,7 +58,8 @@ pub(super) struct System {
     pub(super) postgres: Postgres,
     receiver: Process,
     pub(super) receiver_addr: SocketAddr,
-    api: Process,
+    /// Until it is stopped.
+    api: Option<Process>,
     pub(super) api_addr: SocketAddr,
     api_metrics: SocketAddr,
     workers: Vec<Worker>,
@@ -90,7 +93,7 @@ impl System {
             .env("POSTRIDER_METRICS_ADDR", api_metrics.to_string())
             .env("POSTRIDER_ADMIN_TOKEN", &admin_token);
         let mut system = Self {
-            api: Process::start("api", api, &logs, false)?,
+            api: Some(Process::start("api", api, &logs, false)?),
             workers: Vec::new(),
             workers_started: 0,
             options,
@@ -130,7 +133,9 @@ impl System {
 
     /// Errors: a process has ended that should not.
     pub(super) fn check(&mut self) -> anyhow::Result<()> {
-        self.api.check()?;
+        if let Some(api) = &mut self.api {
+            api.check()?;
+        }
         for worker in &mut self.workers {
             worker.check()?;
         }
@@ -140,6 +145,23 @@ impl System {
     /// A directory of this run's own, on the disk where the database is.
     pub(super) fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Starts a program beside the system, with its output in `<log>.log`.
+    pub(super) fn start_beside(
+        &self,
+        name: &'static str,
+        log: &str,
+        command: tokio::process::Command,
+    ) -> anyhow::Result<Process> {
+        Process::start_logged(name, log, command, &self.logs)
+    }
+
+    /// The API's and the running workers' process ids.
+    pub(super) fn programs(&self) -> Vec<(String, u32)> {
+        let api = self.api.as_ref().and_then(Process::id);
+        let api = api.map(|id| ("api".to_owned(), id));
+        api.into_iter().chain(self.worker_names()).collect()
     }
 
     /// A program of this run's own beside the system, with its stdout to read.
@@ -160,8 +182,9 @@ impl System {
     /// The CPU clocks: `worker`, `worker-2`, … A worker that was killed is not among them any more.
     pub(super) async fn cpu(&self, generator: Option<u32>) -> anyhow::Result<Cpu> {
         let id = |process: &Process| process.id().with_context(|| format!("{}?", process.name));
+        let api = self.api.as_ref().context("the API was stopped")?;
         let mut processes = vec![
-            ("api", id(&self.api)?),
+            ("api", id(api)?),
             ("receiver", id(&self.receiver)?),
             ("runner", std::process::id()),
         ];
@@ -233,10 +256,18 @@ impl System {
         ask(self.receiver_addr, &request("POST", &path, None, body)).await
     }
 
+    /// Stops what is ours of what is measured; the database and the receiver go on.
+    pub(super) async fn stop_programs(&mut self) -> anyhow::Result<()> {
+        self.stop_workers().await?;
+        match self.api.take() {
+            Some(api) => api.stop().await,
+            None => Ok(()),
+        }
+    }
+
     /// Stops everything in order. Errors: a program does not stop as it should.
     pub(super) async fn stop(mut self) -> anyhow::Result<()> {
-        self.stop_workers().await?;
-        self.api.stop().await?;
+        self.stop_programs().await?;
         drop(self.receiver);
         self.postgres.stop().await
     }

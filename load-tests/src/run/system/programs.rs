@@ -1,6 +1,6 @@
 //! How the programs of a scenario are started.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
@@ -25,6 +25,9 @@ pub(super) async fn start_receiver(
     };
     let mut command = Command::new(&options.own);
     command.args(["receiver", "--verify", verify]);
+    if options.hosts > 1 {
+        command.args(["--addr", "0.0.0.0:0"]);
+    }
     let mut receiver = Process::start("receiver", command, logs, true)?;
     let stdout = receiver
         .child
@@ -38,7 +41,8 @@ pub(super) async fn start_receiver(
         .unwrap_or_default();
     let addr = line
         .strip_prefix("http://")
-        .and_then(|addr| addr.parse().ok());
+        .and_then(|addr| addr.parse().ok())
+        .map(|addr: SocketAddr| (Ipv4Addr::LOCALHOST, addr.port()).into());
     match addr {
         Some(addr) => Ok((receiver, addr)),
         None => {

@@ -6,9 +6,14 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{System, program};
+use shared::runtime::clock::boot_time;
+
+use super::{POLL, System, program};
 use crate::client::{ask, request};
 use crate::run::process::{Process, free_addr};
+
+/// How long workers may take to share the slots out.
+const BALANCE: Duration = Duration::from_secs(90);
 
 /// A worker that was started. A killed one stays in the list, so that the others keep their numbers.
 #[derive(Debug)]
@@ -83,6 +88,30 @@ impl System {
         };
         let busiest = owners.into_iter().find_map(|(id, _)| number(id));
         busiest.context("no worker owns an endpoint")
+    }
+
+    /// A worker's process id.
+    pub(in crate::run) fn worker_id(&self, number: usize) -> anyhow::Result<u32> {
+        let worker = self.workers.get(number).context("no such worker")?;
+        worker.process.id().context("the worker has ended")
+    }
+
+    /// Waits until each running worker owns at least half of its fair share of the endpoints.
+    pub(in crate::run) async fn workers_balanced(&mut self) -> anyhow::Result<()> {
+        let deadline = boot_time().after(BALANCE);
+        loop {
+            self.check()?;
+            let owners = self.postgres.owners().await?;
+            let running = self.worker_ids().count();
+            let all: i64 = owners.iter().map(|(_, endpoints)| endpoints).sum();
+            let fair = all / i64::try_from(running.max(1))?;
+            let enough = owners.iter().filter(|(_, it)| *it * 2 >= fair);
+            if owners.len() == running && enough.count() == running {
+                return Ok(());
+            }
+            anyhow::ensure!(boot_time() < deadline, "after {BALANCE:?}: {owners:?}");
+            tokio::time::sleep(POLL).await;
+        }
     }
 
     /// Kills a worker (SIGKILL).

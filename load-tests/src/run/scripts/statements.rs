@@ -39,6 +39,18 @@ pub(super) async fn spent(client: &Client) -> anyhow::Result<BTreeMap<String, Sp
     Ok(spent)
 }
 
+/// The ids of the statements with these names, of those that ran.
+pub(super) async fn queries_of(client: &Client, names: &[&str]) -> anyhow::Result<Vec<i64>> {
+    const QUERY: &str = "SELECT query, queryid FROM pg_stat_statements";
+    let wanted = shared::store::statements().filter(|(name, _)| names.contains(name));
+    let wanted: Vec<String> = wanted.map(|(_, sql)| shape(sql)).collect();
+    let rows = client.query(QUERY, &[]).await?;
+    let rows = rows
+        .iter()
+        .filter(|row| wanted.contains(&shape(row.get(0))));
+    Ok(rows.map(|row| row.get(1)).collect())
+}
+
 /// A statement without its constants and parameters, which are one and the same there.
 fn shape(sql: &str) -> String {
     let mut shape = String::with_capacity(sql.len());

@@ -4,8 +4,6 @@
 //! The rows are made by SQL (`fill.sql`), in the window too; four workers run beside the API, and nothing is sent. What statements
 //! take is what `pg_stat_statements` says; how long the jobs' steps take is what the workers say.
 
-mod statements;
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -15,6 +13,7 @@ use shared::runtime::clock::{boot_time, wall_time};
 use shared::store::partitions;
 use tokio_postgres::Client;
 
+use super::statements;
 use crate::client::{ask, request};
 use crate::latency::Latencies;
 use crate::payload::now_ns;
@@ -110,7 +109,9 @@ async fn tell_statements(stage: &mut Stage<'_>, window: f64) -> anyhow::Result<(
 
 async fn fill(client: &Client, samples: i64) -> anyhow::Result<()> {
     partitions::ensure(client, wall_time(), 0).await?;
-    client.batch_execute(include_str!("fill.sql")).await?;
+    client
+        .batch_execute(include_str!("telemetry/fill.sql"))
+        .await?;
     eprintln!("telemetry: filling");
     client
         .batch_execute(&format!("CALL pg_temp.fill({samples})"))

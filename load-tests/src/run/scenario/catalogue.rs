@@ -1,57 +1,22 @@
-//! The scenarios, as data.
+//! All scenarios. `docs/performance.md` describes them.
 
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::scripts::{Again, Script};
+use super::{Beside, Load, Scenario, growing};
 use crate::receiver::{Answers, Verify};
+use crate::run::scripts::{Again, Script};
 
 /// What the API takes at most, unless it is told otherwise.
 const LARGEST_PAYLOAD: usize = 256 << 10;
 
-/// What is measured. Everything runs on one machine.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Scenario {
-    pub(super) name: &'static str,
-    pub(super) what: &'static str,
-    pub(super) load: Load,
-    pub(super) tenants: usize,
-    pub(super) endpoints_per_tenant: usize,
-    /// Fields of every endpoint besides its URL and its event type.
-    pub(super) endpoint: Value,
-    /// How every endpoint answers at first.
-    pub(super) answers: Answers,
-    pub(super) workers: usize,
-    pub(super) payload_bytes: usize,
-    /// Which signatures the receiver checks.
-    pub(super) verify: Verify,
-    /// Seconds before the measured window, and of it.
-    pub(super) warmup: f64,
-    pub(super) seconds: f64,
-    /// Deliveries per second that have to be reached.
-    pub(super) floor: Option<f64>,
-    /// Shows that it runs, not how fast: figures about speed are told and do not count.
-    pub(super) short: bool,
-}
-
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Load {
-    /// As many events as are delivered: so many posts under way, so many events accepted and not
-    /// yet received at most.
-    Closed { connections: usize, backlog: u32 },
-    /// A fixed rate, come what may.
-    Open { per_second: f64, connections: usize },
-    /// More than one thing after the other.
-    Scripted(Script),
-}
-
 /// All scenarios. Where nothing else is said, an event goes to exactly one of 1,000 endpoints: 100
 /// tenants with a key of their own and 10 endpoints, each subscribed to one event type; turn by turn.
 #[must_use]
-pub(super) fn all() -> Vec<Scenario> {
+pub(in crate::run) fn all() -> Vec<Scenario> {
     vec![
         fanout_1(),
+        fanout_10(),
+        drain(),
         latency("latency-200", 200.0),
         latency("latency-1000", 1_000.0),
         failures(),
@@ -66,8 +31,15 @@ pub(super) fn all() -> Vec<Scenario> {
         throttle(),
         ingest_single(),
         ingest_batch(),
+        memory(),
+        kill_gap(),
         lists(),
         telemetry(),
+        growing::history(),
+        growing::endpoints(),
+        growing::workers(),
+        growing::snapshot(),
+        growing::soak(),
     ]
 }
 
@@ -81,6 +53,8 @@ fn fanout_1() -> Scenario {
         },
         tenants: 100,
         endpoints_per_tenant: 10,
+        fan_out: 1,
+        hosts: 1,
         endpoint: json!({}),
         answers: Answers::default(),
         workers: 1,
@@ -88,8 +62,65 @@ fn fanout_1() -> Scenario {
         verify: Verify::Sample,
         warmup: 5.0,
         seconds: 60.0,
-        floor: None,
+        baseline: Some(Beside::Closed { backlog: 600 }),
         short: false,
+    }
+}
+
+fn fanout_10() -> Scenario {
+    Scenario {
+        name: "fanout-10",
+        what: "deliveries per second, sustained, where each event goes to ten endpoints",
+        load: Load::Closed {
+            connections: 128,
+            backlog: 800,
+        },
+        fan_out: 10,
+        ..fanout_1()
+    }
+}
+
+fn drain() -> Scenario {
+    Scenario {
+        payload_bytes: 128,
+        verify: Verify::Sample,
+        baseline: Some(Beside::Drain {
+            deliveries: 100_000,
+        }),
+        ..scripted(
+            "drain",
+            "deliveries per second while a backlog is drained and nothing new comes",
+            Script::Drain { events: 1_000_000 },
+        )
+    }
+}
+
+fn memory() -> Scenario {
+    Scenario {
+        payload_bytes: 128,
+        verify: Verify::Sample,
+        ..scripted(
+            "memory",
+            "what a worker needs for a backlog of a million at a hundred thousand endpoints",
+            Script::Memory {
+                events: 1_000_000,
+                tenants: 10_000,
+            },
+        )
+    }
+}
+
+fn kill_gap() -> Scenario {
+    Scenario {
+        workers: 3,
+        ..scripted(
+            "kill-gap",
+            "how long a killed worker's endpoints get nothing, one of 3 workers killed three times",
+            Script::KillGap {
+                kills: 3,
+                per_second: 300.0,
+            },
+        )
     }
 }
 
@@ -102,6 +133,7 @@ fn latency(name: &'static str, per_second: f64) -> Scenario {
             connections: 64,
         },
         verify: Verify::All,
+        baseline: (per_second <= 200.0).then_some(Beside::Open { per_second }),
         ..fanout_1()
     }
 }
@@ -120,12 +152,12 @@ fn failures() -> Scenario {
             fail: 0.1,
             ..Answers::default()
         },
-        floor: Some(4_000.0),
+        baseline: Some(Beside::Closed { backlog: 600 }),
         ..fanout_1()
     }
 }
 
-fn scripted(name: &'static str, what: &'static str, script: Script) -> Scenario {
+pub(super) fn scripted(name: &'static str, what: &'static str, script: Script) -> Scenario {
     let (tenants, endpoints_per_tenant) = script.shape();
     Scenario {
         name,
@@ -136,12 +168,17 @@ fn scripted(name: &'static str, what: &'static str, script: Script) -> Scenario 
         verify: Verify::All,
         warmup: 3.0,
         seconds: 30.0,
+        baseline: None,
         ..fanout_1()
     }
 }
 
 fn slow_endpoints() -> Scenario {
     Scenario {
+        baseline: Some(Beside::Hanging {
+            hanging: 5,
+            per_second: 200.0,
+        }),
         endpoint: json!({ "backoff": { "base_seconds": 1, "max_seconds": 4 } }),
         ..scripted(
             "slow-endpoints",
@@ -289,7 +326,6 @@ fn ingest_single() -> Scenario {
             Script::Ingest {
                 batch: 1,
                 connections: 256,
-                floor: 10_000.0,
             },
         )
     }
@@ -304,7 +340,6 @@ fn ingest_batch() -> Scenario {
             Script::Ingest {
                 batch: 1_000,
                 connections: 8,
-                floor: 30_000.0,
             },
         )
     }
@@ -337,90 +372,9 @@ fn telemetry() -> Scenario {
     }
 }
 
-impl Scenario {
-    /// The same in a few seconds, with few endpoints: shows that it runs, not how fast.
-    #[must_use]
-    pub(super) fn short(self) -> Self {
-        let short = Self {
-            warmup: 1.0,
-            seconds: 3.0,
-            short: true,
-            ..self
-        };
-        match short.load {
-            Load::Closed { .. } | Load::Open { .. } => Self {
-                tenants: 4,
-                endpoints_per_tenant: 5,
-                ..short
-            },
-            Load::Scripted(script) => Self {
-                seconds: script.shortest_seconds(),
-                load: Load::Scripted(script.short()),
-                ..short
-            },
-        }
-    }
-
-    /// The same with so many attempts, where they are made by SQL.
-    #[must_use]
-    pub(super) fn with_rows(mut self, rows: i64) -> Self {
-        if let Load::Scripted(
-            Script::Lists { attempts: own } | Script::Telemetry { samples: own },
-        ) = &mut self.load
-        {
-            *own = rows;
-        }
-        self
-    }
-
-    /// Whether events are posted: what is filled by SQL is read as it was filled.
-    pub(super) const fn posts(&self) -> bool {
-        !matches!(
-            self.load,
-            Load::Scripted(Script::Lists { .. } | Script::Telemetry { .. })
-        )
-    }
-
-    /// Whether it is about the database's statements.
-    pub(super) const fn counts_statements(&self) -> bool {
-        matches!(self.load, Load::Scripted(Script::Telemetry { .. }))
-    }
-
-    /// Whether anything is sent: while ingest alone is measured no worker runs.
-    pub(super) const fn delivers(&self) -> bool {
-        self.posts() && !matches!(self.load, Load::Scripted(Script::Ingest { .. }))
-    }
-
-    /// The fields of an endpoint besides its URL and its event type.
-    pub(super) fn fields(&self, endpoint: usize) -> Value {
-        let mut fields = self.endpoint.clone();
-        let own = match self.load {
-            Load::Scripted(script) => script.fields(endpoint),
-            Load::Closed { .. } | Load::Open { .. } => None,
-        };
-        if let (Some(own), Value::Object(fields)) = (own, &mut fields) {
-            fields.extend(own);
-        }
-        fields
-    }
-
-    /// Settings of the programs, as `--set` takes them.
-    pub(super) fn settings(&self) -> Vec<String> {
-        match self.load {
-            Load::Scripted(script) => script.settings(),
-            Load::Closed { .. } | Load::Open { .. } => Vec::new(),
-        }
-    }
-
-    /// Endpoints in all.
-    pub(super) fn endpoints(&self) -> usize {
-        self.tenants * self.endpoints_per_tenant
-    }
-}
-
 /// The names of all scenarios, for help and errors.
 #[must_use]
-pub(super) fn names() -> String {
+pub(in crate::run) fn names() -> String {
     all()
         .iter()
         .map(|scenario| scenario.name)
