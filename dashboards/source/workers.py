@@ -107,8 +107,11 @@ def dashboard():
         .with_panel(
             course(
                 "Recording a batch of outcomes",
-                "One transaction. When it slows down, the workers slow down with it.",
-                quantiles("postrider_record_seconds"),
+                "One transaction. When it slows down, the workers slow down with it; while one waits, the others do.",
+                [
+                    *quantiles("postrider_record_seconds"),
+                    ("max(postrider_record_lag_seconds)", "at hand"),
+                ],
                 "s",
             )
         )

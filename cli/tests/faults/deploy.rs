@@ -10,8 +10,8 @@ use crate::world::{AtRisk, World};
 
 const EACH: usize = 2;
 
-/// D2, F83: a publisher that tries the next address when one refuses loses nothing and sees no error; no delivery is
-/// repeated.
+/// D2, F83: a publisher that posts again, with the same `Idempotency-Key`, what an API did not take or did not answer
+/// loses nothing and sees no error; no event is stored twice, and no delivery repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f83_a_rolling_deploy_loses_nothing_repeats_nothing_and_is_no_error_for_anyone() {
     let database = TestDatabase::new().await;
@@ -19,7 +19,7 @@ async fn f83_a_rolling_deploy_loses_nothing_repeats_nothing_and_is_no_error_for_
     let endpoints = world.an_endpoint_in_each_slot().await;
     let mut workers = world.workers(EACH).await;
     let mut apis = vec![world.another_api(&[]).await, world.another_api(&[]).await];
-    let poster = world.post_to(&[apis[0].1, apis[1].1], short_or_long(150, 500), &endpoints);
+    let poster = world.post_once_to(&[apis[0].1, apis[1].1], short_or_long(150, 500), &endpoints);
     let mut report = Report::of("deploy: each API and worker replaced by SIGTERM");
     for _ in 0..short_or_long(1, 5) {
         for _ in 0..EACH {
@@ -47,10 +47,11 @@ async fn f83_a_rolling_deploy_loses_nothing_repeats_nothing_and_is_no_error_for_
     }
     let posted = poster.stop().await;
     report.note(format!(
-        "at {} events/s; {} posts went to the next address; recovered: one API and one worker are replaced",
+        "at {} events/s; {} posts were made again at the next address; recovered: one API and one worker are replaced",
         short_or_long(150, 500),
         posted.elsewhere
     ));
     posted.nothing_refused();
+    assert_eq!(world.events().await.len(), posted.accepted.len(), "stored");
     report.close(&world, &posted, &AtRisk::default()).await;
 }

@@ -21,7 +21,7 @@ const SLOW: Duration = Duration::from_secs(4);
 const HANDED_OVER: Duration = Duration::from_secs(2);
 const ON_THE_WIRE: usize = 50;
 
-/// Nothing is lost, nothing repeated, and nothing waits for a lease to run out.
+/// F83: nothing is lost, nothing repeated, and nothing waits for a lease to run out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn a_worker_told_to_end_finishes_what_it_began_and_hands_the_rest_over() {

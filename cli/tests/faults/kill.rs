@@ -14,7 +14,7 @@ use crate::world::{AtRisk, TAKE_OVER, World};
 const KILLS: (usize, usize) = (10, 30);
 const PER_SECOND: u32 = 150;
 
-/// D3, D6, D8: 0 lost; what is repeated was sent and not yet recorded at a kill, and is known by
+/// D3, D6, D8, F66: 0 lost; what is repeated was sent and not yet recorded at a kill, and is known by
 /// the same `webhook-id`; every delivery ends once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_in_a_row_lose_nothing_and_repeat_only_what_was_not_recorded() {

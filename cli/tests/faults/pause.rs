@@ -12,14 +12,14 @@ use uuid::Uuid;
 use crate::endpoint::Endpoint;
 use crate::process::PATIENCE;
 use crate::receiver::Answer;
-use crate::report::Report;
-use crate::world::{AtRisk, TAKE_OVER, World};
+use crate::report::{Report, short_or_long};
+use crate::world::{AtRisk, TAKE_OVER, Worker, World};
 
 const SLOW: Duration = Duration::from_millis(1_500);
 /// Long enough to stop the worker meanwhile.
 const SLOWER: Duration = Duration::from_secs(5);
 
-/// D3: nothing that it does after it wakes counts, and it sends nothing under its old lease. The slow
+/// D3, F67: nothing that it does after it wakes counts, and it sends nothing under its old lease. The slow
 /// endpoints have rows loaded and waiting in its memory, which it would send if it could; and one answer
 /// that waits for it is a 410, which would disable an endpoint that has answered 200 since.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -81,6 +81,21 @@ async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again(
     .await;
     works_again(&world, reborn, &others).await;
 
+    let mut at_risk = AtRisk::default();
+    at_risk.add(admitted.into_iter().map(|delivery| (delivery, 1)));
+    at_risk.add(not_recorded);
+    let mut life = reborn;
+    for number in 3..short_or_long(3, 8) {
+        life = stopped_again(
+            &world,
+            &mut workers[0],
+            (life, number),
+            &mut report,
+            &mut at_risk,
+        )
+        .await;
+    }
+
     let posted = poster.stop().await;
     posted.nothing_refused();
     world.finished(&posted.accepted).await;
@@ -93,9 +108,6 @@ async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again(
         .ask("GET", &format!("/v1/endpoints/{}", gone.id), &Value::Null)
         .await;
     assert_eq!(shown["enabled"], true, "a late 410 disabled its endpoint");
-    let mut at_risk = AtRisk::default();
-    at_risk.add(admitted.into_iter().map(|delivery| (delivery, 1)));
-    at_risk.add(not_recorded);
     let late = world
         .count("SELECT count(*) FROM attempts WHERE NOT applied")
         .await;
@@ -105,6 +117,29 @@ async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again(
     );
     report.note(format!("{late} late records changed nothing"));
     report.close(&world, &posted, &at_risk).await;
+}
+
+/// Stops this life of the worker, for longer than its lease, and returns the next one.
+async fn stopped_again(
+    world: &World,
+    worker: &mut Worker,
+    (life, number): (Uuid, usize),
+    report: &mut Report,
+    at_risk: &mut AtRisk,
+) -> Uuid {
+    eventually(PATIENCE, || async {
+        (world.slots_of(life).await.len() > 100).then_some(())
+    })
+    .await;
+    worker.process.signal(Signal::STOP);
+    let stopped = boot_time();
+    let admitted = world.live_with(life).await;
+    at_risk.add(admitted.into_iter().map(|delivery| (delivery, 1)));
+    at_risk.add(world.buried(life).await);
+    world.all_slots_owned(TAKE_OVER).await;
+    report.recovered(boot_time().since(stopped));
+    worker.process.signal(Signal::CONT);
+    worker.process.joined(number).await
 }
 
 /// Waits until a request that will be answered 410 and five slow ones are under way together.

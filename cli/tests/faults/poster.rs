@@ -24,7 +24,7 @@ pub(crate) struct Posted {
     pub(crate) accepted: Vec<Uuid>,
     /// Every other answer, and every broken connection.
     pub(crate) refused: Vec<String>,
-    /// How often an address did not answer at all, and the next one was asked.
+    /// How often an address did not answer, and the next one was asked.
     pub(crate) elsewhere: usize,
     answers: Vec<Answered>,
 }
@@ -103,11 +103,12 @@ pub(crate) struct Poster {
 }
 
 impl Poster {
-    /// Posts an event of each of these types in turn, `per_second` of them.
+    /// Posts an event of each of these types in turn, `per_second` of them. `keyed`: each with an
+    /// `Idempotency-Key`, so that a post whose connection broke is made again.
     pub(crate) fn start<'t>(
         addresses: &[SocketAddr],
         key: &str,
-        per_second: u32,
+        (per_second, keyed): (u32, bool),
         types: impl IntoIterator<Item = &'t str>,
     ) -> Self {
         let requests = types
@@ -119,6 +120,7 @@ impl Poster {
         let idle = Arc::new(Idle {
             addresses: Mutex::new(addresses.to_vec()),
             connections: Mutex::default(),
+            keyed,
             elsewhere: AtomicUsize::new(0),
         });
         let work = Work {
@@ -177,6 +179,13 @@ pub(crate) fn post(key: &str, event_type: &str) -> Vec<u8> {
 /// When it was posted, how long the answer took, and the event's id or what was answered instead.
 type Reply = (BootTime, Duration, Result<Uuid, String>);
 
+/// The request with a key of its own.
+fn with_key(request: &[u8], number: usize) -> Vec<u8> {
+    let line = request.windows(2).position(|it| it == b"\r\n").unwrap() + 2;
+    let key = format!("idempotency-key: post-{number}\r\n");
+    [&request[..line], key.as_bytes(), &request[line..]].concat()
+}
+
 struct Work {
     requests: Vec<Vec<u8>>,
     interval: Duration,
@@ -190,12 +199,16 @@ impl Work {
         let mut posted = Posted::default();
         let mut under_way = JoinSet::new();
         let mut due = tokio::time::interval(self.interval);
-        for request in self.requests.iter().cycle() {
+        for (number, request) in self.requests.iter().cycle().enumerate() {
             if stop.run_until_cancelled(due.tick()).await.is_none() {
                 break;
             }
             let idle = Arc::clone(&self.idle);
-            let request = request.clone();
+            let request = if self.idle.keyed {
+                with_key(request, number)
+            } else {
+                request.clone()
+            };
             self.sent.fetch_add(1, Ordering::Relaxed);
             under_way.spawn(async move {
                 let posted = boot_time();
@@ -236,6 +249,7 @@ const IDLE: Duration = Duration::from_secs(4);
 /// Where the API is, and connections that wait for their next request; as many are opened as posts are
 /// under way.
 struct Idle {
+    keyed: bool,
     addresses: Mutex<Vec<SocketAddr>>,
     connections: Mutex<Vec<Waiting>>,
     elsewhere: AtomicUsize,
@@ -250,6 +264,15 @@ struct Waiting {
 impl Idle {
     /// Posts; the id of the event, or what was answered instead.
     async fn exchange(&self, request: &[u8]) -> Result<Uuid, String> {
+        let first = self.try_once(request).await;
+        if !self.keyed || !matches!(&first, Err(error) if error.starts_with("broken")) {
+            return first;
+        }
+        self.elsewhere.fetch_add(1, Ordering::Relaxed);
+        self.try_once(request).await
+    }
+
+    async fn try_once(&self, request: &[u8]) -> Result<Uuid, String> {
         let latest = self.connections.lock().unwrap().pop();
         let good = latest.filter(|it| it.since.elapsed() < IDLE && it.connection.is_open());
         let (addr, mut connection) = match good {

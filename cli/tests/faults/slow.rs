@@ -75,9 +75,8 @@ async fn f62_a_batch_that_takes_too_long_is_recorded_in_parts() {
     })
     .await;
     let posted = poster.stop().await;
-    set_latency(&world, 0.0).await;
     // Longer for the batch than any statement may take.
-    let each = "CREATE TRIGGER each BEFORE INSERT ON attempts FOR EACH ROW EXECUTE FUNCTION wait_for_each()";
+    let each = "UPDATE latency SET seconds = 0, each_row = 0.05";
     world.sql().await.batch_execute(each).await.unwrap();
 
     let began = boot_time();
@@ -132,11 +131,12 @@ async fn f58_while_each_record_takes_two_seconds_deliveries_go_on() {
 
 /// From now on each statement that writes attempts can be made to wait.
 async fn slow_records(world: &World) {
-    let slow = "CREATE TABLE latency (seconds float8); INSERT INTO latency VALUES (0);
+    let slow = "CREATE TABLE latency (seconds float8, each_row float8); INSERT INTO latency VALUES (0, 0);
         CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN PERFORM pg_sleep(seconds) FROM latency; RETURN NULL; END $$;
         CREATE FUNCTION wait_for_each() RETURNS trigger LANGUAGE plpgsql AS $$
-        BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END $$;
+        BEGIN PERFORM pg_sleep(each_row) FROM latency; RETURN NEW; END $$;
+        CREATE TRIGGER slow_rows BEFORE INSERT ON attempts FOR EACH ROW EXECUTE FUNCTION wait_for_each();
         CREATE TRIGGER slow BEFORE INSERT ON attempts FOR EACH STATEMENT EXECUTE FUNCTION wait();";
     world.sql().await.batch_execute(slow).await.unwrap();
 }

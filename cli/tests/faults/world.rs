@@ -247,7 +247,20 @@ impl World {
         let types = endpoints
             .iter()
             .map(|endpoint| endpoint.event_type.as_str());
-        Poster::start(apis, &self.key, per_second, types)
+        Poster::start(apis, &self.key, (per_second, false), types)
+    }
+
+    /// The same, each with an `Idempotency-Key`, and again where a connection broke.
+    pub(crate) fn post_once_to(
+        &self,
+        apis: &[SocketAddr],
+        per_second: u32,
+        endpoints: &[Endpoint],
+    ) -> Poster {
+        let types = endpoints
+            .iter()
+            .map(|endpoint| endpoint.event_type.as_str());
+        Poster::start(apis, &self.key, (per_second, true), types)
     }
 
     // ## Ownership
