@@ -2,9 +2,9 @@
 
 use std::sync::LazyLock;
 
-use deadpool_postgres::Pool;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntGaugeVec, Opts};
 use shared::runtime::telemetry::register;
+use shared::store::Pool;
 
 /// From half a millisecond to the deadline of a request.
 const BUCKETS: &[f64] = &[

@@ -12,13 +12,12 @@ use actix_web::dev::{Server, ServerHandle};
 use actix_web::middleware::from_fn;
 use actix_web::{App, HttpServer, web};
 use anyhow::Context as _;
-use deadpool_postgres::Pool;
 use shared::runtime::clock::DatabaseClock;
 use shared::runtime::telemetry::MetricsServer;
 use shared::runtime::traces::Traces;
 use shared::runtime::{Supervisor, budgets, spawn_driver};
 use shared::store::migrate::check_version;
-use shared::store::{Database, Role};
+use shared::store::{Database, Pool, Role};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 

@@ -12,6 +12,7 @@ pub mod attempts;
 pub mod audit_log;
 pub mod backlog;
 pub mod commands;
+mod connect;
 pub mod dead_letters;
 pub mod deliveries;
 pub mod endpoint_configs;
@@ -53,7 +54,7 @@ pub mod test_sends;
 
 pub use error::StoreError;
 pub use found::Found;
-pub use pool::{Database, Role, Session};
+pub use pool::{Database, Pool, Pooled, Role, Session};
 pub use reader::Reader;
 pub use tokio_postgres::Transaction;
 
