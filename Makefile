@@ -1,6 +1,6 @@
 # Plain `make` lists what there is. Everything that a target needs, it installs (scripts/bootstrap).
 .DEFAULT_GOAL := help
-.PHONY: help run observe test check load hostile fuzz api-fuzz
+.PHONY: help run observe test check load faults hostile fuzz api-fuzz
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -28,6 +28,10 @@ check: ## All that CI runs: format, lints, layers, dependencies, spelling, then 
 load: ## Measure one scenario, or all of them: make load SCENARIO=fanout-1
 	@scripts/bootstrap run
 	@scripts/load "$(SCENARIO)"
+
+faults: ## Kill, stop, slow and cut off every part, many times; makes the table of docs/reliability.md
+	@scripts/bootstrap test
+	@scripts/faults $(TESTS)
 
 hostile: ## Play receivers that misbehave against the sender; a table of what came of each
 	@scripts/bootstrap run

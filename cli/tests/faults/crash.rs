@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::poster::Poster;
 use crate::process::PATIENCE;
+use crate::report::Report;
 use crate::world::{AtRisk, LEASE, World, requests};
 
 const CRASHES: usize = 5;
@@ -29,6 +30,7 @@ async fn five_crashes_of_the_database_lose_nothing_and_are_no_error_for_anyone()
     let _workers = world.workers(2).await;
     let poster = world.post(PER_SECOND, &endpoints);
 
+    let mut report = Report::of("database: crash (SIGQUIT), and away for 2 s");
     let mut at_risk = AtRisk::default();
     for _ in 0..CRASHES {
         some_accepted(&poster).await;
@@ -37,7 +39,7 @@ async fn five_crashes_of_the_database_lose_nothing_and_are_no_error_for_anyone()
         let mut sent = requests(&world.receiver.all());
         sent.retain(|delivery, _| !recorded.contains(delivery));
         at_risk.add(sent);
-        resumed(&world).await;
+        report.recovered(resumed(&world).await);
     }
     // Once it stays away while the posts pile up.
     some_accepted(&poster).await;
@@ -47,16 +49,12 @@ async fn five_crashes_of_the_database_lose_nothing_and_are_no_error_for_anyone()
     })
     .await;
     cluster.start().await.unwrap();
-    resumed(&world).await;
+    report.recovered(resumed(&world).await);
 
-    let accepted = poster.stop().await.all_accepted();
-    world.finished(&accepted).await;
-    let repeated = at_risk.excuse(&world.receiver.all());
-    let excused = at_risk.total();
-    eprintln!(
-        "{} events, {repeated} of {excused} not recorded were repeated",
-        accepted.len()
-    );
+    let posted = poster.stop().await;
+    posted.nothing_refused();
+    report.note("recovered: from its being up again to the next event delivered");
+    report.close(&world, &posted, &at_risk).await;
 }
 
 /// A database that is away for longer than the leases has buried nobody: the first worker that comes
@@ -78,17 +76,14 @@ async fn an_outage_longer_than_the_lease_costs_no_worker_its_slots() {
     .await;
     cluster.start().await.unwrap();
 
+    let mut report = Report::of("database: away for longer than the leases");
     let poster = world.post(PER_SECOND, &endpoints);
     world.all_slots_owned(RESUMED).await;
-    resumed(&world).await;
-    let accepted = poster.stop().await.all_accepted();
-    world.finished(&accepted).await;
+    report.recovered(resumed(&world).await);
+    let posted = poster.stop().await;
+    posted.nothing_refused();
     assert_eq!(owners(&world).await, before, "slots changed hands");
-    assert_eq!(
-        AtRisk::default().excuse(&world.receiver.all()),
-        0,
-        "repetitions"
-    );
+    report.close(&world, &posted, &AtRisk::default()).await;
 }
 
 async fn some_accepted(poster: &Poster) {
@@ -99,8 +94,8 @@ async fn some_accepted(poster: &Poster) {
     .await;
 }
 
-/// Waits until an event is delivered that was accepted after this call.
-async fn resumed(world: &World) {
+/// Waits until an event is delivered that was accepted after this call; how long that took.
+async fn resumed(world: &World) -> Duration {
     let (now, began) = (wall_time(), boot_time());
     let arrived = || async {
         world
@@ -111,10 +106,7 @@ async fn resumed(world: &World) {
             .then_some(())
     };
     eventually(RESUMED, arrived).await;
-    eprintln!(
-        "an event was accepted and delivered {:?} later",
-        boot_time().since(began)
-    );
+    boot_time().since(began)
 }
 
 async fn recorded(world: &World) -> HashSet<Uuid> {

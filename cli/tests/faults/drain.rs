@@ -9,6 +9,7 @@ use time::OffsetDateTime;
 
 use crate::process::PATIENCE;
 use crate::receiver::Answer;
+use crate::report::Report;
 use crate::world::{AtRisk, World};
 
 /// No request starts later than this after the signal (architecture §8).
@@ -86,24 +87,19 @@ async fn a_worker_told_to_end_finishes_what_it_began_and_hands_the_rest_over() {
         ON_THE_WIRE,
         "finished and recorded by itself"
     );
-    let accepted = poster.stop().await.all_accepted();
-    world.finished(&accepted).await;
-    assert_eq!(
-        AtRisk::default().excuse(&world.receiver.all()),
-        0,
-        "repetitions"
-    );
+    let posted = poster.stop().await;
+    posted.nothing_refused();
+    world.finished(&posted.accepted).await;
     let last = last_send(&world, &epochs).await;
-    eprintln!(
-        "ended {} after the signal, last send {} after it",
-        ended - told,
-        last - told
-    );
     assert!(
         last - told <= LAST_SEND,
         "a request started {} after the signal",
         last - told
     );
+    let mut report = Report::of("worker: SIGTERM with 50 slow requests on the wire");
+    report.recovered((ended - told).unsigned_abs());
+    report.note("recovered: it has ended, and its slots have an owner");
+    report.close(&world, &posted, &AtRisk::default()).await;
 }
 
 async fn epochs_of(world: &World, incarnation: uuid::Uuid) -> HashMap<i16, i64> {

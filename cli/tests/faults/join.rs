@@ -7,6 +7,7 @@ use shared::testing::{TestDatabase, eventually};
 
 use crate::process::PATIENCE;
 use crate::receiver::Answer;
+use crate::report::Report;
 use crate::world::{AtRisk, World};
 
 /// At most an eighth of the slots moves at a time, and what is on the wire is waited for.
@@ -53,15 +54,10 @@ async fn a_worker_that_joins_gets_its_share_and_nothing_is_lost_or_repeated() {
         eventually(PATIENCE, arrived).await;
     }
 
-    let accepted = poster.stop().await.all_accepted();
-    world.finished(&accepted).await;
-    assert_eq!(
-        AtRisk::default().excuse(&world.receiver.all()),
-        0,
-        "repetitions"
-    );
-    eprintln!(
-        "spread over three workers after {took:?}, {} events meanwhile",
-        accepted.len()
-    );
+    let posted = poster.stop().await;
+    posted.nothing_refused();
+    let mut report = Report::of("worker: one joins two under load");
+    report.recovered(took);
+    report.note("recovered: the slots are spread over three");
+    report.close(&world, &posted, &AtRisk::default()).await;
 }

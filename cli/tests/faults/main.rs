@@ -33,6 +33,7 @@ mod process;
 mod receiver;
 mod removals;
 mod replays;
+mod report;
 mod secrets;
 mod sender;
 mod stored;

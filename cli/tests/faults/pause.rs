@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use shared::runtime::clock::boot_time;
 use shared::testing::{TestDatabase, eventually};
 use uuid::Uuid;
 
 use crate::endpoint::Endpoint;
 use crate::process::PATIENCE;
 use crate::receiver::Answer;
+use crate::report::Report;
 use crate::world::{AtRisk, TAKE_OVER, World};
 
 const SLOW: Duration = Duration::from_millis(1_500);
@@ -23,6 +25,7 @@ const SLOWER: Duration = Duration::from_secs(5);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again() {
+    let mut report = Report::of("worker: SIGSTOP past its lease, then SIGCONT");
     let database = TestDatabase::new().await;
     let world = World::start(database.url(), database.database()).await;
     let endpoints = world.an_endpoint_in_each_slot().await;
@@ -53,11 +56,13 @@ async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again(
 
     on_the_wire(&world, &gone, &slow).await;
     workers[0].process.signal(Signal::STOP);
+    let stopped = boot_time();
     // Stopped between its last look at the lease and the write to the socket, it writes when it wakes:
     // what it had admitted by now may come twice, and nothing that came later.
     let admitted = world.live_with(workers[0].incarnation).await;
     let not_recorded = world.buried(workers[0].incarnation).await;
     world.all_slots_owned(TAKE_OVER).await;
+    report.recovered(boot_time().since(stopped));
     let caught: Vec<Uuid> = not_recorded.keys().copied().collect();
     all_ended(&world, &caught).await;
     let ends = ends(&world, &caught).await;
@@ -76,8 +81,9 @@ async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again(
     .await;
     works_again(&world, reborn, &others).await;
 
-    let accepted = poster.stop().await.all_accepted();
-    world.finished(&accepted).await;
+    let posted = poster.stop().await;
+    posted.nothing_refused();
+    world.finished(&posted.accepted).await;
     assert_eq!(
         ends,
         self::ends(&world, &caught).await,
@@ -90,18 +96,15 @@ async fn d3_a_worker_that_wakes_after_its_lease_changes_nothing_and_joins_again(
     let mut at_risk = AtRisk::default();
     at_risk.add(admitted.into_iter().map(|delivery| (delivery, 1)));
     at_risk.add(not_recorded);
-    let repeated = at_risk.excuse(&world.receiver.all());
     let late = world
         .count("SELECT count(*) FROM attempts WHERE NOT applied")
         .await;
-    eprintln!(
-        "{} on the wire, {repeated} repeated, {late} late records",
-        at_risk.total()
-    );
     assert!(
         usize::try_from(late).unwrap() <= at_risk.total(),
         "it recorded what it had not sent"
     );
+    report.note(format!("{late} late records changed nothing"));
+    report.close(&world, &posted, &at_risk).await;
 }
 
 /// Waits until a request that will be answered 410 and five slow ones are under way together.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use load_tests::client::{Connection, request};
 use shared::ids::EventId;
+use shared::runtime::clock::{BootTime, boot_time};
 use shared::runtime::spawn_driver;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
@@ -23,22 +24,70 @@ pub(crate) struct Posted {
     pub(crate) accepted: Vec<Uuid>,
     /// Every other answer, and every broken connection.
     pub(crate) refused: Vec<String>,
+    answers: Vec<Answered>,
+}
+
+/// When a post was made, how long its answer took, and whether it was a 202.
+#[derive(Debug, Clone, Copy)]
+struct Answered {
+    posted: BootTime,
+    took: Duration,
+    accepted: bool,
+}
+
+impl From<Vec<Uuid>> for Posted {
+    /// Of events that were published one by one.
+    fn from(accepted: Vec<Uuid>) -> Self {
+        Self {
+            accepted,
+            ..Self::default()
+        }
+    }
 }
 
 impl Posted {
     /// Nothing was refused; returns the acknowledged events.
     #[track_caller]
     pub(crate) fn all_accepted(self) -> Vec<Uuid> {
-        let (refused, accepted) = (self.refused, self.accepted);
-        let first = refused.first();
+        self.nothing_refused();
+        self.accepted
+    }
+
+    /// Something was posted, and nothing of it refused.
+    #[track_caller]
+    pub(crate) fn nothing_refused(&self) {
+        let first = self.refused.first();
         assert!(
-            refused.is_empty(),
+            self.refused.is_empty(),
             "{} of {} refused: {first:?}",
-            refused.len(),
-            accepted.len()
+            self.refused.len(),
+            self.accepted.len()
         );
-        assert!(!accepted.is_empty(), "nothing was posted");
-        accepted
+        assert!(!self.accepted.is_empty(), "nothing was posted");
+    }
+
+    /// The longest time in which no post was accepted, as a publisher sees it: from a post that was
+    /// refused to the next one that was not.
+    pub(crate) fn error_window(&self) -> Duration {
+        let mut answers = self.answers.clone();
+        answers.sort_unstable_by_key(|it| it.posted);
+        let (mut longest, mut since) = (Duration::ZERO, None);
+        for answer in answers {
+            let began = *since.get_or_insert(answer.posted);
+            if answer.accepted {
+                longest = longest.max(answer.posted.since(began));
+                since = None;
+            } else {
+                longest = longest.max((answer.posted.after(answer.took)).since(began));
+            }
+        }
+        longest
+    }
+
+    /// How long the slowest 202 took.
+    pub(crate) fn slowest(&self) -> Duration {
+        let accepted = self.answers.iter().filter(|it| it.accepted);
+        accepted.map(|it| it.took).max().unwrap_or_default()
     }
 }
 
@@ -107,6 +156,9 @@ pub(crate) fn post(key: &str, event_type: &str) -> Vec<u8> {
     request("POST", "/v1/events", Some(key), body.as_bytes())
 }
 
+/// When it was posted, how long the answer took, and the event's id or what was answered instead.
+type Reply = (BootTime, Duration, Result<Uuid, String>);
+
 struct Work {
     requests: Vec<Vec<u8>>,
     interval: Duration,
@@ -127,7 +179,11 @@ impl Work {
             let idle = Arc::clone(&self.idle);
             let request = request.clone();
             self.sent.fetch_add(1, Ordering::Relaxed);
-            under_way.spawn(async move { idle.exchange(&request).await });
+            under_way.spawn(async move {
+                let posted = boot_time();
+                let answer = idle.exchange(&request).await;
+                (posted, boot_time().since(posted), answer)
+            });
             while let Some(answer) = under_way.try_join_next() {
                 self.count(&mut posted, answer.unwrap());
             }
@@ -138,13 +194,18 @@ impl Work {
         posted
     }
 
-    fn count(&self, posted: &mut Posted, answer: Result<Uuid, String>) {
+    fn count(&self, into: &mut Posted, (posted, took, answer): Reply) {
+        into.answers.push(Answered {
+            posted,
+            took,
+            accepted: answer.is_ok(),
+        });
         match answer {
             Ok(event) => {
-                posted.accepted.push(event);
+                into.accepted.push(event);
                 self.accepted.fetch_add(1, Ordering::Relaxed);
             }
-            Err(refusal) => posted.refused.push(refusal),
+            Err(refusal) => into.refused.push(refusal),
         }
     }
 }

@@ -4,12 +4,15 @@
 use std::time::Duration;
 
 use serde_json::json;
+use shared::runtime::clock::boot_time;
 use shared::testing::{TestCluster, TestDatabase, eventually};
 
 use crate::endpoint::Endpoint;
+use crate::poster::Posted;
 use crate::process::PATIENCE;
 use crate::receiver::Answer;
-use crate::world::World;
+use crate::report::Report;
+use crate::world::{AtRisk, World};
 
 /// Longer than it takes to stop the database after the request has arrived.
 const ANSWERED_AFTER: Duration = Duration::from_secs(6);
@@ -37,9 +40,14 @@ async fn an_answer_that_comes_while_the_database_is_away_is_recorded_once_and_no
     workers[0].process.logs(NOT_RECORDED, 1).await;
     assert!(world.receiver.all()[0].answered.is_some());
     cluster.start().await.unwrap();
+    let back = boot_time();
 
     recorded(&world, 1).await;
+    let mut report = Report::of("database: away between an answer and its record");
+    report.recovered(boot_time().since(back));
     goes_on(&world, &endpoint, 1).await;
+    let posted = Posted::from(world.events().await);
+    report.close(&world, &posted, &AtRisk::default()).await;
 }
 
 /// F81 (b): the database refuses the record of the attempt, for a while, and for good.

@@ -10,6 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use load_tests::client::{self, Connection};
 use serde_json::{Value, json};
 use shared::ids::{DeliveryId, EndpointId};
+use shared::runtime::clock::boot_time;
 use shared::store::{Database, Role, Session};
 use shared::testing::eventually;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -311,31 +312,53 @@ impl World {
         rows.unwrap().iter().map(|row| row.get(0)).collect()
     }
 
+    /// Every event that there is.
+    pub(crate) async fn events(&self) -> Vec<Uuid> {
+        let sql = self.sql().await;
+        let rows = sql.query("SELECT id FROM events", &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
     // ## What became of it
 
     /// Waits until nothing is left to do, and checks that every acknowledged event was received and
     /// that every delivery ended exactly once.
     pub(crate) async fn finished(&self, accepted: &[Uuid]) {
+        self.found(accepted).await.is_well(accepted.len());
+    }
+
+    /// Waits until nothing is left to do, or not much longer than anything may take; then compares what
+    /// was acknowledged, what was received, and what the database says.
+    pub(crate) async fn found(&self, accepted: &[Uuid]) -> Found {
         let sql = self.sql().await;
         let live = "SELECT (SELECT count(*) FROM ready) + (SELECT count(*) FROM retry) + (SELECT count(*) FROM ready_ordered)";
-        eventually(PATIENCE, || async {
+        let began = boot_time();
+        let stuck = eventually(PATIENCE * 2, || async {
             let count: i64 = sql.query_one(live, &[]).await.unwrap().get(0);
-            (count == 0).then_some(())
+            (count == 0 || boot_time().since(began) > PATIENCE).then_some(count)
         })
         .await;
         let received: HashSet<Uuid> = self.receiver.all().iter().map(|it| it.event).collect();
-        let lost = accepted
-            .iter()
-            .filter(|event| !received.contains(event))
-            .count();
-        assert_eq!(lost, 0, "of {} acknowledged events", accepted.len());
-        self.each_delivery_in_one_place().await;
+        let lost = accepted.iter().filter(|it| !received.contains(it)).count();
+        let (misplaced, ended_twice) = (self.misplaced().await, self.ended_twice().await);
         self.each_delivery_of_one_event();
+        Found {
+            lost,
+            stuck: usize::try_from(stuck).unwrap(),
+            misplaced,
+            ended_twice,
+        }
     }
 
     /// Every delivery is waiting, delivered, dead or closed, and exactly one of these (D6, D8, F88); a
     /// final status stands on one attempt only, and on none of a fenced worker (D3).
     pub(crate) async fn each_delivery_in_one_place(&self) {
+        let places = (self.misplaced().await, self.ended_twice().await);
+        assert_eq!(places, (0, 0), "deliveries misplaced, or ended twice");
+    }
+
+    /// How many deliveries are not in exactly one place.
+    async fn misplaced(&self) -> i64 {
         let misplaced = "
             WITH d AS (SELECT unnest(fan_delivery) AS id FROM events),
             p AS (
@@ -344,19 +367,15 @@ impl World {
               UNION ALL SELECT delivery_id FROM attempts WHERE final_status = 3)
             SELECT count(*) FROM (
               SELECT d.id FROM d LEFT JOIN p ON p.id = d.id GROUP BY d.id HAVING count(p.id) <> 1) x";
-        assert_eq!(
-            self.count(misplaced).await,
-            0,
-            "deliveries that are not in exactly one place"
-        );
-        let final_twice =
+        self.count(misplaced).await
+    }
+
+    /// How many deliveries ended more than once, or by a fenced worker.
+    async fn ended_twice(&self) -> i64 {
+        let ended_twice =
             "SELECT count(*) FROM (SELECT FROM attempts WHERE final_status IS NOT NULL
             GROUP BY tenant_id, delivery_id HAVING count(*) > 1 OR NOT bool_and(applied)) x";
-        assert_eq!(
-            self.count(final_twice).await,
-            0,
-            "deliveries that ended more than once"
-        );
+        self.count(ended_twice).await
     }
 
     /// A repeated request carries the same `webhook-id`, by which receivers know it again.
@@ -370,6 +389,35 @@ impl World {
                 arrival.delivery
             );
         }
+    }
+}
+
+/// What became of everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Acknowledged and never received.
+    pub(crate) lost: usize,
+    /// Still live when nothing should be.
+    pub(crate) stuck: usize,
+    misplaced: i64,
+    ended_twice: i64,
+}
+
+impl Found {
+    /// Nothing of so many acknowledged events is amiss.
+    #[track_caller]
+    pub(crate) fn is_well(self, accepted: usize) {
+        let Self {
+            lost,
+            stuck,
+            misplaced,
+            ended_twice,
+        } = self;
+        assert_eq!(
+            (lost, stuck, misplaced, ended_twice),
+            (0, 0, 0, 0),
+            "lost, stuck, misplaced, ended twice; of {accepted} acknowledged events"
+        );
     }
 }
 
@@ -404,19 +452,23 @@ impl AtRisk {
         self.0.values().sum()
     }
 
-    /// Fails if a delivery was sent more often than once and once more for each time at risk. Returns
-    /// how many requests were repetitions.
+    /// The deliveries that were sent more often than once and once more for each time at risk, and how
+    /// often.
+    pub(crate) fn unexcused(&self, arrivals: &[Arrival]) -> Vec<(Uuid, usize)> {
+        let excused = |delivery: &Uuid| self.0.get(delivery).copied().unwrap_or(0);
+        let mut requests: Vec<_> = requests(arrivals).into_iter().collect();
+        requests.retain(|(delivery, sent)| *sent > 1 + excused(delivery));
+        requests
+    }
+
+    /// Fails if there is such a delivery. Returns how many requests were repetitions.
     pub(crate) fn excuse(&self, arrivals: &[Arrival]) -> usize {
-        let requests = requests(arrivals);
-        for (delivery, sent) in &requests {
-            let excused = self.0.get(delivery).copied().unwrap_or(0);
-            if *sent > 1 + excused {
-                let history = arrivals.iter().filter(|it| it.delivery == *delivery);
-                let history: Vec<_> = history.collect();
-                panic!("{sent} requests, {excused} repetitions excused: {history:#?}");
-            }
+        if let Some((delivery, sent)) = self.unexcused(arrivals).first() {
+            let history = arrivals.iter().filter(|it| it.delivery == *delivery);
+            let history: Vec<_> = history.collect();
+            panic!("{sent} requests of one delivery: {history:#?}");
         }
-        arrivals.len() - requests.len()
+        arrivals.len() - requests(arrivals).len()
     }
 }
 
