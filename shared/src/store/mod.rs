@@ -23,6 +23,7 @@ pub mod endpoints;
 pub mod error;
 pub mod event_types;
 pub mod events;
+pub mod failure;
 pub mod found;
 pub mod gauges;
 pub mod health;

@@ -1,5 +1,7 @@
 //! A whole PostgreSQL server of a test's own, to be crashed and started again.
 
+use std::path::PathBuf;
+
 use crate::embedded_postgres::{EmbeddedError, EmbeddedPostgres, Options, SUPERUSER, Shutdown};
 use crate::store::Database;
 use crate::store::migrate::migrate;
@@ -19,14 +21,32 @@ impl TestCluster {
     /// When there is no PostgreSQL, with what to do about it.
     #[expect(clippy::panic, reason = "a test cannot go on without its database")]
     pub async fn new() -> Self {
-        match Self::create().await {
+        match Self::create(Options::throw_away()).await {
             Ok(cluster) => cluster,
             Err(error) => panic!("no database server for this test: {error:#}"),
         }
     }
 
-    async fn create() -> Result<Self, Box<dyn std::error::Error>> {
-        let postgres = EmbeddedPostgres::start(Options::throw_away()).await?;
+    /// The same with settings of the server's, and in this directory if it is not to be anywhere.
+    ///
+    /// # Panics
+    /// As [`TestCluster::new`].
+    #[expect(clippy::panic, reason = "a test cannot go on without its database")]
+    pub async fn with(settings: &[(&str, &str)], data_dir: Option<PathBuf>) -> Self {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let options = Options {
+            data_dir,
+            settings: settings.iter().map(own).collect(),
+            ..Options::throw_away()
+        };
+        match Self::create(options).await {
+            Ok(cluster) => cluster,
+            Err(error) => panic!("no database server for this test: {error:#}"),
+        }
+    }
+
+    async fn create(options: Options) -> Result<Self, Box<dyn std::error::Error>> {
+        let postgres = EmbeddedPostgres::start(options).await?;
         let database = Database::new(&postgres.url(SUPERUSER))?;
         migrate(&database).await?;
         Ok(Self { postgres, database })
@@ -42,6 +62,18 @@ impl TestCluster {
     #[must_use]
     pub fn database(&self) -> Database {
         self.database.clone()
+    }
+
+    /// The server itself.
+    #[must_use]
+    pub const fn server(&self) -> &EmbeddedPostgres {
+        &self.postgres
+    }
+
+    /// The same, to change it.
+    #[must_use]
+    pub const fn server_mut(&mut self) -> &mut EmbeddedPostgres {
+        &mut self.postgres
     }
 
     /// Ends the server in the middle of everything (SIGQUIT, "immediate") and starts it again under
