@@ -14,6 +14,7 @@ mod answers;
 mod changes;
 mod connections;
 mod crash;
+mod database;
 mod drain;
 mod endpoint;
 mod endpoint_life;

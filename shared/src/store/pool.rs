@@ -13,6 +13,7 @@
 //!   payloads (0 hits measured).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use deadpool::managed::{self, Metrics, RecycleError, RecycleResult};
@@ -25,6 +26,11 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::StoreError;
 pub use super::connect::CONNECT_TIMEOUT;
 use super::connect::{self, Connector, Opened};
+use crate::runtime::clock::boot_time;
+use crate::runtime::jitter;
+
+/// How long a pool whose database could not be reached does not try again: half of this to one and a half.
+const AFTER_FAILURE: Duration = Duration::from_millis(200);
 
 /// What a connection is for: decides its session settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +180,12 @@ impl Database {
     /// [`StoreError::Other`] when the pool cannot be built.
     pub fn pool(&self, role: Role, size: usize, wait: Duration) -> Result<Pool, StoreError> {
         let connector = self.connector.clone();
-        Pool::builder(Manager { connector, role })
+        let manager = Manager {
+            connector,
+            role,
+            not_before: AtomicU64::new(0),
+        };
+        Pool::builder(manager)
             .max_size(size)
             .wait_timeout(Some(wait))
             .runtime(deadpool_postgres::Runtime::Tokio1)
@@ -192,6 +203,9 @@ pub type Pooled = managed::Object<Manager>;
 pub struct Manager {
     connector: Connector,
     role: Role,
+    /// While the database is away: the milliseconds of the boot clock before which nobody tries again, however many
+    /// wait for a connection.
+    not_before: AtomicU64,
 }
 
 impl std::fmt::Debug for Manager {
@@ -207,7 +221,17 @@ impl managed::Manager for Manager {
     type Error = StoreError;
 
     async fn create(&self) -> Result<ClientWrapper, StoreError> {
-        let opened = self.connector.open(self.role, None).await?;
+        let milliseconds = |length: Duration| u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
+        if milliseconds(boot_time().0) < self.not_before.load(Ordering::Relaxed) {
+            let text = "it could not be reached a moment ago".to_owned();
+            return Err(StoreError::Unavailable(text));
+        }
+        let opened = self.connector.open(self.role, None).await;
+        let opened = opened.inspect_err(|_| {
+            let pause = AFTER_FAILURE.mul_f64(0.5 + jitter::fraction());
+            let again = milliseconds(boot_time().0.saturating_add(pause));
+            self.not_before.store(again, Ordering::Relaxed);
+        })?;
         Ok(ClientWrapper::new(opened.client, opened.driver))
     }
 
