@@ -228,6 +228,14 @@ pub struct Ingest {
 }
 
 impl Ingest {
+    /// Whether the session is still good, when nothing was asked of it for a while.
+    ///
+    /// # Errors
+    /// As [`Ingest::open`]: open another.
+    pub async fn check(&self) -> Result<(), StoreError> {
+        self.session.check().await
+    }
+
     /// Connects and prepares.
     ///
     /// # Errors

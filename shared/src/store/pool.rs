@@ -25,12 +25,15 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::StoreError;
 pub use super::connect::CONNECT_TIMEOUT;
-use super::connect::{self, Connector, Opened};
+use super::connect::{self, Connector, Opened, milliseconds};
 use crate::runtime::clock::boot_time;
 use crate::runtime::jitter;
 
 /// How long a pool whose database could not be reached does not try again: half of this to one and a half.
 const AFTER_FAILURE: Duration = Duration::from_millis(200);
+
+/// After this long without a question a connection is checked before the next one.
+pub const IDLE: Duration = Duration::from_secs(1);
 
 /// What a connection is for: decides its session settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +144,7 @@ impl Database {
     /// [`StoreError::Unavailable`] when no node answers and takes writes, each of its addresses within
     /// [`CONNECT_TIMEOUT`]; [`StoreError::Configuration`] when we are not let in.
     pub async fn connect(&self, role: Role) -> Result<Session, StoreError> {
-        Ok(Session::from(self.connector.open(role, None).await?))
+        Ok(Session::new(self.connector.open(role, None).await?, role))
     }
 
     /// Like [`Database::connect`]; NOTIFY payloads arrive on the channel, which closes with the
@@ -156,7 +159,7 @@ impl Database {
     ) -> Result<(Session, mpsc::Receiver<Notification>), StoreError> {
         let (sender, receiver) = mpsc::channel(capacity);
         let opened = self.connector.open(role, Some(sender)).await?;
-        Ok((Session::from(opened), receiver))
+        Ok((Session::new(opened, role), receiver))
     }
 
     /// For the start of a process: whether the sessions of this database are ours alone.
@@ -221,7 +224,6 @@ impl managed::Manager for Manager {
     type Error = StoreError;
 
     async fn create(&self) -> Result<ClientWrapper, StoreError> {
-        let milliseconds = |length: Duration| u64::try_from(length.as_millis()).unwrap_or(u64::MAX);
         if milliseconds(boot_time().0) < self.not_before.load(Ordering::Relaxed) {
             let text = "it could not be reached a moment ago".to_owned();
             return Err(StoreError::Unavailable(text));
@@ -235,10 +237,21 @@ impl managed::Manager for Manager {
         Ok(ClientWrapper::new(opened.client, opened.driver))
     }
 
-    /// A connection that is lost has closed itself ([`super::connect`]): nothing else has to be asked.
-    async fn recycle(&self, client: &mut ClientWrapper, _: &Metrics) -> RecycleResult<StoreError> {
-        if client.is_closed() {
-            return Err(RecycleError::message("the connection was closed"));
+    /// A connection that was asked and is lost has closed itself ([`super::connect`]). One that was idle is asked
+    /// first, so that no request finds out.
+    async fn recycle(
+        &self,
+        client: &mut ClientWrapper,
+        metrics: &Metrics,
+    ) -> RecycleResult<StoreError> {
+        let doubt = self.connector.doubt();
+        let unused = metrics.last_used();
+        if client.is_closed() || doubt.was_cast_within(unused) {
+            return Err(RecycleError::message("the connection was lost"));
+        }
+        if unused > IDLE {
+            let checked = connect::check_again(client, self.role).await;
+            checked.inspect_err(|_| doubt.cast())?;
         }
         Ok(())
     }
@@ -247,13 +260,27 @@ impl managed::Manager for Manager {
 /// One connection that its holder owns alone.
 pub struct Session {
     client: Client,
+    role: Role,
     driver: tokio::task::JoinHandle<()>,
 }
 
-impl From<Opened> for Session {
-    fn from(opened: Opened) -> Self {
+impl Session {
+    fn new(opened: Opened, role: Role) -> Self {
         let Opened { client, driver } = opened;
-        Self { client, driver }
+        Self {
+            client,
+            role,
+            driver,
+        }
+    }
+
+    /// For who has not asked anything for longer than [`IDLE`]: whether the connection still passes something, and
+    /// its node still takes writes. Until it is asked, a server does not say that it takes none any more.
+    ///
+    /// # Errors
+    /// As [`Database::connect`]: make another one.
+    pub async fn check(&self) -> Result<(), StoreError> {
+        connect::check_again(&self.client, self.role).await
     }
 }
 

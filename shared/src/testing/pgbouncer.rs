@@ -19,19 +19,21 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one with these lines of configuration, as the server's user: it refuses to run as root.
+    /// Starts one with these lines of configuration, as the server's user: it refuses to run as root. Each of its
+    /// own sessions begins with `query`.
     ///
     /// # Panics
     /// When it is not installed, or does not listen.
     #[expect(clippy::expect_used, reason = "a test cannot go on without it")]
-    pub async fn start(server: &EmbeddedPostgres, lines: &[&str]) -> Self {
+    pub async fn start(server: &EmbeddedPostgres, lines: &[&str], query: &str) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let addr = listener.local_addr().expect("an address");
         drop(listener);
         let file = server
             .data_dir()
             .join(format!("pgbouncer-{}.ini", addr.port()));
-        std::fs::write(&file, configuration(server, addr, lines)).expect("a writable directory");
+        std::fs::write(&file, configuration(server, addr, lines, query))
+            .expect("a writable directory");
         let process = server
             .command(program())
             .arg("--quiet")
@@ -75,9 +77,15 @@ fn program() -> PathBuf {
     PathBuf::from("pgbouncer")
 }
 
-fn configuration(server: &EmbeddedPostgres, addr: SocketAddr, lines: &[&str]) -> String {
+fn configuration(
+    server: &EmbeddedPostgres,
+    addr: SocketAddr,
+    lines: &[&str],
+    query: &str,
+) -> String {
+    let query = query.replace('\'', "''");
     format!(
-        "[databases]\n* = host={socket} port=5432 user={SUPERUSER}\n\n[pgbouncer]\nlisten_addr = {host}\n\
+        "[databases]\n* = host={socket} port=5432 user={SUPERUSER} connect_query='{query}'\n\n[pgbouncer]\nlisten_addr = {host}\n\
          listen_port = {port}\nunix_socket_dir =\nauth_type = any\n{more}\n",
         socket = server.socket_dir().display(),
         host = addr.ip(),

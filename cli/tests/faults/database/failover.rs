@@ -17,7 +17,9 @@ use crate::world::{AtRisk, World};
 /// F76.
 const RESUMED: Duration = Duration::from_secs(30);
 const PER_SECOND: u32 = 100;
-const OURS: &str = "SELECT count(*) FROM pg_stat_activity WHERE application_name IN ('postrider-api', 'postrider-worker')";
+/// Sessions of ours that were asked something lately.
+const OURS: &str = "SELECT count(*) FROM pg_stat_activity WHERE application_name IN ('postrider-api', 'postrider-worker')
+                    AND state_change > now() - interval '3 s'";
 
 /// A primary, a standby that its commits wait for, and a product that knows of both.
 struct Pair {
@@ -125,7 +127,7 @@ async fn f76_a_primary_that_is_left_read_only_is_left_by_everybody_and_nothing_i
     report.recovered(boot_time().since(left));
     eventually(RESUMED, || async { (ask(old, OURS) == "0").then_some(()) }).await;
     report.note(format!(
-        "nobody was left there after {:.1} s",
+        "nothing was asked there after {:.1} s",
         boot_time().since(left).as_secs_f64()
     ));
 

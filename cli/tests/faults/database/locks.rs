@@ -47,12 +47,19 @@ async fn f65_all_that_writes_at_once_ends_in_no_deadlock() {
                 let path = format!("/v1/endpoints/{}", endpoint.id);
                 let all = json!({ "since": "2000-01-01T00:00:00Z", "status": ["dead_letter", "delivered"], "rate_per_second": 100 });
                 let description = json!({ "description": "changed" });
+                let (all, description) = (all.to_string(), description.to_string());
+                let (replay, disable, enable) = (
+                    format!("{path}/replay"),
+                    format!("{path}/disable"),
+                    format!("{path}/enable"),
+                );
+                let key = Some(world.key.as_str());
                 tokio::join!(
-                    world.ask_as(Some(&world.key), ("POST", &format!("{path}/replay")), all.to_string().as_bytes()),
-                    world.ask_as(Some(&world.key), ("PATCH", &path), description.to_string().as_bytes()),
-                    world.ask_as(Some(&world.key), ("POST", &format!("{path}/disable")), b""),
-                    world.ask_as(Some(&world.key), ("POST", &format!("{path}/enable")), b""),
-                    world.ask_as(Some(&world.key), ("POST", "/v1/dead-letters/replay"), b"{}"),
+                    world.ask_as(key, ("POST", &replay), all.as_bytes()),
+                    world.ask_as(key, ("PATCH", &path), description.as_bytes()),
+                    world.ask_as(key, ("POST", &disable), b""),
+                    world.ask_as(key, ("POST", &enable), b""),
+                    world.ask_as(key, ("POST", "/v1/dead-letters/replay"), b"{}"),
                 );
             }
             world.ask("DELETE", &format!("/v1/endpoints/{}", passing.id), &json!(null)).await;

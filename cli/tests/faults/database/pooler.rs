@@ -1,10 +1,10 @@
 //! F79: a pooler that shares sessions is refused when a program starts, in words that say what to do.
 
-use shared::embedded_postgres::{EmbeddedPostgres, Options, SUPERUSER};
+use shared::embedded_postgres::{EmbeddedPostgres, Options};
 use shared::store::{Database, StoreError};
-use shared::testing::PgBouncer;
+use shared::testing::{PgBouncer, eventually};
 
-use crate::process::Process;
+use crate::process::{PATIENCE, Process};
 
 const TRANSACTIONS: &str = "pool_mode = transaction";
 /// The usual advice on the net against "unsupported startup parameter".
@@ -21,7 +21,7 @@ async fn f79_programs_do_not_start_behind_a_pooler_that_shares_or_changes_sessio
         [TRANSACTIONS, IGNORED],
         ["pool_mode = session", IGNORED],
     ] {
-        let bouncer = PgBouncer::start(&server, &lines).await;
+        let bouncer = PgBouncer::start(&server, &lines, "SELECT 1").await;
         let settings = [
             ("DATABASE_URL", bouncer.url()),
             (
@@ -36,7 +36,11 @@ async fn f79_programs_do_not_start_behind_a_pooler_that_shares_or_changes_sessio
 
             let status = process.ends().await;
 
-            let said = process.log();
+            // It is written before the end, and read after it.
+            let reading = eventually(PATIENCE, || async {
+                Some(process.log()).filter(|log| log.contains("error: "))
+            });
+            let said = reading.await;
             assert_eq!(status.code(), Some(2), "{command}, {lines:?}: {said}");
             assert!(
                 said.contains("PgBouncer")
@@ -54,11 +58,7 @@ async fn f79_sessions_that_are_shared_are_found_and_those_that_are_not_are_taken
         .await
         .unwrap();
     let kept =
-        "SET synchronous_commit = on; SET statement_timeout = ''10min''; SET lock_timeout = ''2s''";
-    let everything = format!(
-        "[databases]\n{SUPERUSER} = host={} port=5432 user={SUPERUSER} connect_query='{kept}'\n[pgbouncer]",
-        server.socket_dir().display()
-    );
+        "SET synchronous_commit = on; SET statement_timeout = '10min'; SET lock_timeout = '2s'";
     for (mode, shared) in [(TRANSACTIONS, true), ("pool_mode = session", false)] {
         for size in ["default_pool_size = 1", "default_pool_size = 8"] {
             if !shared && size.ends_with('1') {
@@ -66,8 +66,8 @@ async fn f79_sessions_that_are_shared_are_found_and_those_that_are_not_are_taken
             }
             // Discarded sessions would lose what the pooler set.
             let reset = "server_reset_query =";
-            let lines = [IGNORED, mode, size, reset, everything.as_str()];
-            let bouncer = PgBouncer::start(&server, &lines).await;
+            let lines = [IGNORED, mode, size, reset];
+            let bouncer = PgBouncer::start(&server, &lines, kept).await;
 
             let found = Database::new(&bouncer.url())
                 .unwrap()

@@ -12,7 +12,7 @@ mod watched;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -32,9 +32,12 @@ use tokio_util::either::Either;
 use self::watched::Watched;
 use super::pool::within;
 use super::{Role, StoreError};
+use crate::runtime::clock::boot_time;
 
 /// How long one address may take, from the first packet to ready.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long one that was idle may take to say that all is well.
+const CHECK_BUDGET: Duration = Duration::from_secs(2);
 /// How long a packet may stay without any sign that it arrived.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
 /// How long a connection is idle before its other end is probed, and then how often and how many times.
@@ -72,6 +75,29 @@ pub(super) struct Connector {
     tls: MakeRustlsConnect,
     /// The node to try first: the last that was good.
     preferred: Arc<AtomicUsize>,
+    doubt: Doubt,
+}
+
+/// When a connection was found lost, in the milliseconds of the boot clock: those that were idle then are most likely
+/// lost as well, and are not tried one by one.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Doubt(Arc<AtomicU64>);
+
+impl Doubt {
+    /// A connection was lost.
+    pub(super) fn cast(&self) {
+        self.0.store(milliseconds(boot_time().0), Ordering::Relaxed);
+    }
+
+    /// Whether one was lost since so long ago.
+    pub(super) fn was_cast_within(&self, length: Duration) -> bool {
+        let now = milliseconds(boot_time().0);
+        now.saturating_sub(self.0.load(Ordering::Relaxed)) < milliseconds(length)
+    }
+}
+
+pub(super) fn milliseconds(length: Duration) -> u64 {
+    u64::try_from(length.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// One of the hosts of `DATABASE_URL`.
@@ -95,11 +121,16 @@ impl Connector {
             config: Arc::new(config),
             tls,
             preferred: Arc::default(),
+            doubt: Doubt::default(),
         }
     }
 
     pub(super) fn config(&self) -> &Config {
         &self.config
+    }
+
+    pub(super) const fn doubt(&self) -> &Doubt {
+        &self.doubt
     }
 
     /// Opens a connection to the first node that takes writes, beginning with the one that did last.
@@ -167,7 +198,8 @@ impl Connector {
             .map_err(|error| StoreError::Configuration(error.to_string()))?;
         let connecting = config.connect_raw(wire, Watching(tls)).await;
         let (client, connection) = connecting.map_err(refused)?;
-        let driver = crate::runtime::spawn_driver(drive(connection, notifications));
+        let driver =
+            crate::runtime::spawn_driver(drive(connection, notifications, self.doubt.clone()));
         let opened = Opened { client, driver };
         let state = check(&opened.client, role).await;
         opened.checked(state)
@@ -178,6 +210,7 @@ impl Connector {
 async fn drive<S, T>(
     mut connection: Connection<S, T>,
     notifications: Option<mpsc::Sender<Notification>>,
+    doubt: Doubt,
 ) where
     S: AsyncRead + AsyncWrite + Unpin,
     T: AsyncRead + AsyncWrite + Unpin,
@@ -192,6 +225,7 @@ async fn drive<S, T>(
         });
         match message.await {
             None => {
+                doubt.cast();
                 tracing::warn!("the database's node became read-only; leaving it");
                 return;
             }
@@ -206,6 +240,7 @@ async fn drive<S, T>(
             }
             Some(Some(Ok(_))) => {}
             Some(Some(Err(error))) => {
+                doubt.cast();
                 tracing::debug!(%error, "a database connection ended");
                 return;
             }
@@ -222,6 +257,11 @@ where
     ["in_hot_standby", "default_transaction_read_only"]
         .iter()
         .any(|name| connection.parameter(name) == Some("on"))
+}
+
+/// Whether a connection that was idle still passes something, and its node takes writes.
+pub(super) async fn check_again(client: &Client, role: Role) -> Result<(), StoreError> {
+    within(CHECK_BUDGET, check(client, role)).await
 }
 
 /// Whether the node takes writes, and the session is as we asked for it.
