@@ -36,8 +36,7 @@ use crate::ids::{EndpointKey, Slot, TenantKey};
 
 /// How long one statement of the writer may take. A little over the server's `statement_timeout`,
 /// so that the server gives up first and the outcome is known; and short enough that on another connection it still
-/// succeeds within the deadline of who waits for it (`budgets::API_DEADLINE`): a connection that is lost without a
-/// word is no error for anyone.
+/// succeeds within the deadline of who waits for it (`budgets::API_DEADLINE`).
 const CALL_BUDGET: Duration = Duration::from_secs(8);
 
 /// The most event types of one tenant: a type is a row that is kept for good.

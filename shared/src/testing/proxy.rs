@@ -152,8 +152,12 @@ impl Proxy {
     fn doom(&self, fate: Fate, doomed: impl Fn(&[u8]) -> bool) -> usize {
         let mut links = lock(&self.state.links);
         links.retain(|link| !link.fate.is_closed());
-        let chosen = links.iter().filter(|link| doomed(&lock(&link.said)));
-        chosen.map(|link| link.fate.send_replace(fate)).count()
+        let mut count = 0;
+        for link in links.iter().filter(|link| doomed(&lock(&link.said))) {
+            link.fate.send_replace(fate);
+            count += 1;
+        }
+        count
     }
 }
 

@@ -7,12 +7,47 @@ use shared::runtime::clock::boot_time;
 use shared::testing::{TestDatabase, eventually};
 use tokio_util::sync::CancellationToken;
 
+use crate::endpoint::Endpoint;
 use crate::receiver::Answer;
 use crate::report::short_or_long;
 use crate::world::World;
 
 const ENDPOINTS: usize = 40;
 const PER_SECOND: u32 = 150;
+
+/// Some are made, changed, replayed into and deleted all the while; the others get the traffic.
+async fn change(world: &World, endpoints: &[Endpoint]) {
+    loop {
+        let passing = world.endpoint("passing", json!({})).await;
+        world.publish(&passing).await;
+        for endpoint in endpoints {
+            let path = format!("/v1/endpoints/{}", endpoint.id);
+            let all = json!({ "since": "2000-01-01T00:00:00Z", "status": ["dead_letter", "delivered"], "rate_per_second": 100 });
+            let description = json!({ "description": "changed" });
+            let (all, description) = (all.to_string(), description.to_string());
+            let (replay, disable, enable) = (
+                format!("{path}/replay"),
+                format!("{path}/disable"),
+                format!("{path}/enable"),
+            );
+            let key = Some(world.key.as_str());
+            tokio::join!(
+                world.ask_as(key, ("POST", &replay), all.as_bytes()),
+                world.ask_as(key, ("PATCH", &path), description.as_bytes()),
+                world.ask_as(key, ("POST", &disable), b""),
+                world.ask_as(key, ("POST", &enable), b""),
+                world.ask_as(key, ("POST", "/v1/dead-letters/replay"), b"{}"),
+            );
+        }
+        world
+            .ask(
+                "DELETE",
+                &format!("/v1/endpoints/{}", passing.id),
+                &json!(null),
+            )
+            .await;
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f65_all_that_writes_at_once_ends_in_no_deadlock() {
@@ -38,33 +73,7 @@ async fn f65_all_that_writes_at_once_ends_in_no_deadlock() {
         endpoints.push(endpoint);
     }
     let stop = CancellationToken::new();
-    // Some are made, changed, replayed into and deleted all the while; the others get the traffic.
-    let changing = stop.run_until_cancelled(async {
-        loop {
-            let passing = world.endpoint("passing", json!({})).await;
-            world.publish(&passing).await;
-            for endpoint in &endpoints {
-                let path = format!("/v1/endpoints/{}", endpoint.id);
-                let all = json!({ "since": "2000-01-01T00:00:00Z", "status": ["dead_letter", "delivered"], "rate_per_second": 100 });
-                let description = json!({ "description": "changed" });
-                let (all, description) = (all.to_string(), description.to_string());
-                let (replay, disable, enable) = (
-                    format!("{path}/replay"),
-                    format!("{path}/disable"),
-                    format!("{path}/enable"),
-                );
-                let key = Some(world.key.as_str());
-                tokio::join!(
-                    world.ask_as(key, ("POST", &replay), all.as_bytes()),
-                    world.ask_as(key, ("PATCH", &path), description.as_bytes()),
-                    world.ask_as(key, ("POST", &disable), b""),
-                    world.ask_as(key, ("POST", &enable), b""),
-                    world.ask_as(key, ("POST", "/v1/dead-letters/replay"), b"{}"),
-                );
-            }
-            world.ask("DELETE", &format!("/v1/endpoints/{}", passing.id), &json!(null)).await;
-        }
-    });
+    let changing = stop.run_until_cancelled(change(&world, &endpoints));
     let poster = world.post(PER_SECOND, &endpoints);
     let length = Duration::from_secs(short_or_long(8, 120));
     let began = boot_time();

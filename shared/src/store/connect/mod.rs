@@ -25,7 +25,9 @@ use tokio::task::JoinHandle;
 use tokio_postgres::config::Host;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, SimpleQueryMessage};
+use tokio_postgres::{
+    AsyncMessage, Client, Config, Connection, Notification, SimpleQueryMessage, SimpleQueryRow,
+};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_util::either::Either;
 
@@ -149,7 +151,7 @@ impl Connector {
             };
             // Whoever gives up in the middle of this one leaves the next to the others.
             self.preferred.store(place + 1, Ordering::Relaxed);
-            match self.open_node(node, role, notifications.clone()).await {
+            match Box::pin(self.open_node(node, role, notifications.clone())).await {
                 Ok(opened) => {
                     self.preferred.store(place, Ordering::Relaxed);
                     return Ok(opened);
@@ -196,7 +198,8 @@ impl Connector {
         let mut make_tls = self.tls.clone();
         let tls = MakeTlsConnect::<Wire>::make_tls_connect(&mut make_tls, &node.name)
             .map_err(|error| StoreError::Configuration(error.to_string()))?;
-        let connecting = config.connect_raw(wire, Watching(tls)).await;
+        // Boxed: it is large, and rare; whoever waits for a connection would carry it.
+        let connecting = Box::pin(config.connect_raw(wire, Watching(tls))).await;
         let (client, connection) = connecting.map_err(refused)?;
         let driver =
             crate::runtime::spawn_driver(drive(connection, notifications, self.doubt.clone()));
@@ -267,10 +270,7 @@ pub(super) async fn check_again(client: &Client, role: Role) -> Result<(), Store
 /// Whether the node takes writes, and the session is as we asked for it.
 async fn check(client: &Client, role: Role) -> Result<(), StoreError> {
     let messages = client.simple_query(STATE).await?;
-    let row = messages.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => Some(row),
-        _ => None,
-    });
+    let row = messages.iter().find_map(row);
     let found: Vec<_> = (0..4)
         .map(|column| row.and_then(|row| row.get(column)).unwrap_or_default())
         .collect();
@@ -326,10 +326,15 @@ pub(super) fn shared_sessions() -> StoreError {
 /// The server's process that answers. Not prepared: a pooler may know nothing of prepared statements.
 async fn process(client: &Client) -> Result<Option<String>, StoreError> {
     let messages = client.simple_query("SELECT pg_backend_pid()").await?;
-    Ok(messages.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
-        _ => None,
-    }))
+    let row = messages.iter().find_map(row);
+    Ok(row.and_then(|row| row.get(0)).map(str::to_owned))
+}
+
+fn row(message: &SimpleQueryMessage) -> Option<&SimpleQueryRow> {
+    if let SimpleQueryMessage::Row(row) = message {
+        return Some(row);
+    }
+    None
 }
 
 fn no_host() -> String {
