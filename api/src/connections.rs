@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use deadpool_postgres::{Client, Pool};
 use shared::runtime::clock::boot_time;
 use shared::runtime::jitter;
-use shared::store::StoreError;
 use shared::store::pool::within;
+use shared::store::{Pool, Pooled, StoreError};
 
 /// The most requests that wait for a connection at once: 64 MiB of bodies.
 const MOST_WAITING: usize = 256;
@@ -50,7 +49,7 @@ impl Connections {
     }
 
     /// A connection. Give it back before anything but the database is waited for.
-    pub(crate) async fn get(&self) -> Result<Client, StoreError> {
+    pub(crate) async fn get(&self) -> Result<Pooled, StoreError> {
         let waiting = self.waiting.fetch_add(1, Ordering::Relaxed);
         let _place = Place(&self.waiting);
         if waiting >= MOST_WAITING {
@@ -84,7 +83,7 @@ impl Connections {
     }
 
     /// A connection, or none for now: for what is done again anyway.
-    pub(crate) async fn try_get(&self) -> Result<Client, StoreError> {
+    pub(crate) async fn try_get(&self) -> Result<Pooled, StoreError> {
         Ok(self.pool.get().await?)
     }
 }

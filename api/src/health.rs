@@ -8,10 +8,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use deadpool_postgres::Pool;
 use shared::runtime::clock::{BootTime, DatabaseClock, boot_time};
 use shared::store::pool::within;
-use shared::store::{Database, StoreError, health, migrate, partitions};
+use shared::store::{Database, Pool, StoreError, health, migrate, partitions};
 use tokio_util::sync::CancellationToken;
 
 use crate::ingest::writer;

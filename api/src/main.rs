@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use shared::runtime::program::{Failure, Program, main as run};
+use shared::store::failure::start_failure;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -17,7 +18,7 @@ fn main() -> ExitCode {
     run(&program, |settings, shutdown| async move {
         let config = api::Config::from_settings(&settings)?;
         let running = api::start(config, shutdown).await;
-        let running = running.map_err(|error| Failure::Failed(format!("{error:#}")))?;
+        let running = running.map_err(start_failure)?;
         running.finished().await.map_err(Failure::Failed)
     })
 }

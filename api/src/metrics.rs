@@ -2,11 +2,11 @@
 
 use std::sync::LazyLock;
 
-use deadpool_postgres::Pool;
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
 };
 use shared::runtime::telemetry::register;
+use shared::store::Pool;
 
 /// From half a millisecond to the deadline of a request.
 const BUCKETS: &[f64] = &[

@@ -12,13 +12,12 @@ use actix_web::dev::{Server, ServerHandle};
 use actix_web::middleware::from_fn;
 use actix_web::{App, HttpServer, web};
 use anyhow::Context as _;
-use deadpool_postgres::Pool;
 use shared::runtime::clock::DatabaseClock;
 use shared::runtime::telemetry::MetricsServer;
 use shared::runtime::traces::Traces;
 use shared::runtime::{Supervisor, budgets, spawn_driver};
 use shared::store::migrate::check_version;
-use shared::store::{Database, Role};
+use shared::store::{Database, Pool, Role};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -40,8 +39,6 @@ const HTTP_WORKERS: usize = 2;
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// How long a request's head may take.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait for a connection of the pool.
-const POOL_WAIT: Duration = Duration::from_secs(3);
 /// How often it is noted which keys were used.
 const NOTE_USED: Duration = Duration::from_secs(60);
 /// How often changes of tenants are looked for: limits and deletions hold within two seconds.
@@ -90,9 +87,10 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     check_version(&config.database)
         .await
         .context("the database of DATABASE_URL cannot be used")?;
+    config.database.refuse_shared_sessions().await?;
     metrics::register_all();
     let database = config.database.clone();
-    let pool = database.pool(Role::Api, config.connections, POOL_WAIT)?;
+    let pool = database.pool(Role::Api, config.connections, budgets::POOL_WAIT)?;
     let clock = Arc::new(DatabaseClock::new());
     let mut queues = Queues::new(config.deadline);
     if let Some(most) = config.most_waiting {

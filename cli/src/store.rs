@@ -5,8 +5,9 @@ use shared::ids::TenantKey;
 use shared::runtime::program::Failure;
 use shared::runtime::settings::Settings;
 use shared::store::audit_log::{self, Author};
-use shared::store::migrate::{self, MigrateError};
-use shared::store::{Database, Role, Session, StoreError, Transaction};
+pub(crate) use shared::store::failure::{migrate_failure, store_failure};
+use shared::store::migrate;
+use shared::store::{Database, Role, Session, Transaction};
 
 /// The database that `DATABASE_URL` names.
 pub(crate) fn database(settings: &Settings) -> Result<Database, Failure> {
@@ -56,33 +57,4 @@ pub(crate) async fn commit(
         .map_err(store_failure)?;
     let committed = transaction.commit().await;
     committed.map_err(|error| store_failure(error.into()))
-}
-
-/// What a failed call means to whoever typed the command.
-pub(crate) fn store_failure(error: StoreError) -> Failure {
-    match error {
-        StoreError::Configuration(text) => Failure::Configuration(text),
-        StoreError::Unavailable(_) | StoreError::Timeout(_) => Failure::Failed(format!(
-            "{error}\n  is PostgreSQL running where DATABASE_URL points, may this machine reach \
-             it, and are user and password right?"
-        )),
-        StoreError::Contention(_)
-        | StoreError::Conflict(_)
-        | StoreError::BadData(_)
-        | StoreError::NotOwner
-        | StoreError::Decode(_)
-        | StoreError::Other(_) => Failure::Failed(error.to_string()),
-    }
-}
-
-/// As [`store_failure`], for migrations.
-pub(crate) fn migrate_failure(error: MigrateError) -> Failure {
-    match error {
-        MigrateError::Store(error) => store_failure(error),
-        MigrateError::Newer { .. }
-        | MigrateError::Behind { .. }
-        | MigrateError::Changed { .. }
-        | MigrateError::Busy(_)
-        | MigrateError::Failed { .. } => Failure::Failed(error.to_string()),
-    }
 }

@@ -20,7 +20,7 @@ use shared::runtime::jitter;
 use shared::sealing::MasterKeys;
 use shared::store::endpoint_configs::{self, StoredEndpoint};
 use shared::store::endpoint_runtime;
-use shared::store::pool::within;
+use shared::store::pool::{IDLE, within};
 use shared::store::queue::{self, Statements};
 use shared::store::{Database, Role, Session, StoreError};
 use time::OffsetDateTime;
@@ -75,9 +75,18 @@ pub struct Loader {
 impl Loader {
     /// Answers until the engine is gone.
     pub async fn run(mut self) {
-        let mut connection = None;
+        let mut connection: Option<(Session, Statements)> = None;
         let mut pause = FIRST_PAUSE;
+        let mut asked = boot_time();
         while let Some(question) = self.questions.recv().await {
+            // What a node says that takes no more writes has been overtaken: it would be sent again.
+            if boot_time().since(std::mem::replace(&mut asked, boot_time())) > IDLE
+                && let Some((session, _)) = &connection
+                && let Err(error) = session.check().await
+            {
+                tracing::info!(%error, "the connection was lost while nothing was asked");
+                connection = None;
+            }
             let answer = match self.answer(&mut connection, &question).await {
                 Ok(answer) => {
                     if matches!(question, Question::Chore(_)) {

@@ -84,6 +84,7 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     let sender = Sender::new(sender_settings(&config)?)?;
     let database = Database::new(&config.database_url.0)?;
     migrate::check_version(&database).await?;
+    database.refuse_shared_sessions().await?;
     let server = MetricsServer::bind(config.metrics_addr)
         .await
         .with_context(|| {

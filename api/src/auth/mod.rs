@@ -368,7 +368,7 @@ impl Auth {
 /// Refuses a new tenant where an organization has as many as it may have. Parallel requests may exceed
 /// that by their number.
 pub(crate) async fn make_room(
-    client: &deadpool_postgres::Client,
+    client: &shared::store::Pooled,
     organization: i32,
     limits: Limits,
 ) -> Result<(), ApiError> {

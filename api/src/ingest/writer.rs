@@ -49,6 +49,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// request needs it.
 const IDLE_CHECK: Duration = Duration::from_millis(500);
 
+/// After so many looks it is asked: one that passes nothing any more looks well, and one to a node that takes no
+/// more writes too.
+const ASK_EVERY: u32 = 10;
+
 /// What the writers of a process share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -105,6 +109,7 @@ impl Writer {
     ) -> Result<(), StoreError> {
         let ingest = Ingest::open(&self.shared.database).await?;
         self.shared.connected.store(true, Ordering::Relaxed);
+        let mut idle = 0_u32;
         loop {
             tokio::select! {
                 biased;
@@ -113,6 +118,10 @@ impl Writer {
                 () = tokio::time::sleep(IDLE_CHECK) => {
                     if ingest.is_closed() {
                         return Err(StoreError::Unavailable("the connection was closed".to_owned()));
+                    }
+                    idle = idle.wrapping_add(1);
+                    if idle.is_multiple_of(ASK_EVERY) {
+                        ingest.check().await?;
                     }
                     continue;
                 }

@@ -4,9 +4,9 @@
 use actix_web::http::StatusCode;
 use actix_web::web::Payload;
 use actix_web::{HttpRequest, HttpResponse};
-use deadpool_postgres::Client;
 use shared::domain::audit::Object;
 use shared::ids::{OrganizationId, TenantId};
+use shared::store::Pooled;
 use shared::store::StoreError;
 use shared::store::tenants as store;
 
@@ -169,7 +169,7 @@ pub(super) async fn create_own_tenant(
 }
 
 async fn make_tenant(
-    client: &mut Client,
+    client: &mut Pooled,
     request: &HttpRequest,
     by: Change,
     (organization, external_id): (Option<i32>, Option<&str>),

@@ -68,7 +68,7 @@ pub(crate) use endpoints::NextSlot;
 
 impl State {
     /// A connection ([`Connections::get`]). Give it back before anything but the database is waited for.
-    pub(crate) async fn client(&self) -> Result<deadpool_postgres::Client, ApiError> {
+    pub(crate) async fn client(&self) -> Result<shared::store::Pooled, ApiError> {
         Ok(self.connections.get().await?)
     }
 }

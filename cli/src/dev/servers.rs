@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use shared::runtime::program::Failure;
 use shared::runtime::settings::{Settings, Source};
+use shared::store::failure::start_failure;
 use tokio_util::sync::CancellationToken;
 
 use crate::output::note;
-use crate::serve::start_failure;
 
 /// How often a server that found its free port taken after all is started again: another `dev` that
 /// starts at the same moment looks for free ports too.

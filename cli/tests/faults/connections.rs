@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
+use shared::runtime::clock::boot_time;
 use shared::testing::{TestDatabase, eventually};
 use worker::CONNECTIONS;
 
@@ -12,15 +13,20 @@ use crate::world::World;
 
 /// Longer than the look at the database takes, shorter than the requests' deadline.
 const SLOW: Duration = Duration::from_secs(5);
-const ENDPOINTS: usize = 8;
-const EACH: usize = 8;
+const ENDPOINTS: usize = 20;
+const EACH: usize = 10;
+/// Of the API's pool: far fewer than there are requests on the wire.
+const POOL: usize = 5;
+const ASKED: u32 = 50;
+const QUICK: Duration = Duration::from_millis(300);
 /// What a worker's parts have open; its maintenance has a name of its own, which these tests use as well.
 const OURS: &str = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'postrider-worker'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn d7_requests_on_the_wire_hold_no_connection_and_no_transaction() {
     let database = TestDatabase::new().await;
-    let world = World::start(database.url(), database.database()).await;
+    let pool = [("POSTRIDER_CONNECTIONS", POOL.to_string())];
+    let world = World::start_with(database.url(), database.database(), &pool, &[]).await;
     let _worker = world.worker().await;
     for number in 0..ENDPOINTS {
         let endpoint = world.endpoint(&format!("slow-{number}"), json!({})).await;
@@ -43,6 +49,16 @@ async fn d7_requests_on_the_wire_hold_no_connection_and_no_transaction() {
         (world.count(&waiting).await == 0).then_some(())
     })
     .await;
+    let mut slowest = Duration::ZERO;
+    for _ in 0..ASKED {
+        let began = boot_time();
+        world
+            .ask("GET", "/v1/endpoints?limit=1", &json!(null))
+            .await;
+        slowest = slowest.max(boot_time().since(began));
+    }
+    assert!(slowest < QUICK, "a request took {slowest:?}");
+
     let still_open = world.receiver.open(|_| true);
 
     assert_eq!(

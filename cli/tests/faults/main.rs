@@ -16,6 +16,7 @@ mod checker;
 mod clock_steps;
 mod connections;
 mod crash;
+mod database;
 mod deploy;
 mod doctor;
 mod drain;

@@ -16,6 +16,7 @@
 mod binaries;
 mod leftovers;
 mod place;
+mod replica;
 mod server;
 
 use std::path::{Path, PathBuf};
@@ -199,6 +200,12 @@ impl EmbeddedPostgres {
             place,
             server: Some(server),
         })
+    }
+
+    /// A command that runs as the server's user, in the cluster's directory.
+    #[must_use]
+    pub fn command(&self, program: impl AsRef<Path>) -> std::process::Command {
+        self.place.command(program.as_ref())
     }
 
     /// A URL for this process and for `psql` in another terminal of the same user.

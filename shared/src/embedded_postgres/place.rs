@@ -78,6 +78,13 @@ impl Place {
         self
     }
 
+    /// The same programs as another cluster.
+    pub(super) fn with_binaries_of(mut self, other: &Self) -> Self {
+        self.binaries.clone_from(&other.binaries);
+        self.lz4 = other.lz4;
+        self
+    }
+
     pub(super) fn program(&self, name: &str) -> PathBuf {
         self.binaries.join(name)
     }

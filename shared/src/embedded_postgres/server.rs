@@ -181,7 +181,11 @@ pub(super) async fn initialize(place: &Place, durable: bool) -> Result<(), Embed
 }
 
 /// Runs a program of PostgreSQL to its end.
-async fn run(program: &'static str, command: Command, input: &str) -> Result<(), EmbeddedError> {
+pub(super) async fn run(
+    program: &'static str,
+    command: Command,
+    input: &str,
+) -> Result<(), EmbeddedError> {
     let path = command.get_program().to_owned();
     let mut child = tokio::process::Command::from(command)
         .stdin(Stdio::piped())

@@ -21,7 +21,7 @@ pub const RECORD_BUDGET: Duration = Duration::from_secs(4);
 /// One request to the API, from the last byte in to the first byte out.
 pub const API_DEADLINE: Duration = Duration::from_secs(10);
 /// To wait for a connection of the pool.
-pub const POOL_WAIT: Duration = Duration::from_secs(5);
+pub const POOL_WAIT: Duration = Duration::from_secs(3);
 /// The life of a delivery, unless its endpoint says otherwise.
 pub const MAX_AGE: Duration = Duration::from_secs(5 * 86_400);
 /// Between a delivery's longest life and the end of its event.

@@ -129,11 +129,11 @@ impl StoreError {
     }
 }
 
-impl From<deadpool_postgres::PoolError> for StoreError {
-    fn from(error: deadpool_postgres::PoolError) -> Self {
-        use deadpool_postgres::PoolError;
+impl From<deadpool::managed::PoolError<Self>> for StoreError {
+    fn from(error: deadpool::managed::PoolError<Self>) -> Self {
+        use deadpool::managed::PoolError;
         match error {
-            PoolError::Backend(error) => error.into(),
+            PoolError::Backend(error) => error,
             PoolError::Timeout(_) => {
                 Self::Unavailable("no free connection within the pool's wait budget".to_owned())
             }

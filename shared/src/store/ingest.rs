@@ -35,15 +35,16 @@ use crate::domain::idempotency::KeySpace;
 use crate::ids::{EndpointKey, Slot, TenantKey};
 
 /// How long one statement of the writer may take. A little over the server's `statement_timeout`,
-/// so that the server gives up first and the outcome is known.
-const CALL_BUDGET: Duration = Duration::from_secs(11);
+/// so that the server gives up first and the outcome is known; and short enough that on another connection it still
+/// succeeds within the deadline of who waits for it (`budgets::API_DEADLINE`).
+const CALL_BUDGET: Duration = Duration::from_secs(8);
 
 /// The most event types of one tenant: a type is a row that is kept for good.
 pub const MAX_TYPES: i64 = 10_000;
 
 /// The statement settings of this session: its plans are made once, while tables may be empty, and
 /// must stay right when they are not.
-const SETTINGS: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off";
+const SETTINGS: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET statement_timeout = '7s'";
 
 /// Inserts events, their `ready` rows and the `closed` rows of what is skipped at once.
 ///
@@ -226,6 +227,14 @@ pub struct Ingest {
 }
 
 impl Ingest {
+    /// Whether the session is still good, when nothing was asked of it for a while.
+    ///
+    /// # Errors
+    /// As [`Ingest::open`]: open another.
+    pub async fn check(&self) -> Result<(), StoreError> {
+        self.session.check().await
+    }
+
     /// Connects and prepares.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use tokio_postgres::Client;
 
+use super::pool::within;
 use super::{Database, Role, Session, StoreError, partitions};
 
 /// One file of `migrations/`.
@@ -84,6 +85,8 @@ pub const SCHEMA_VERSION: i32 = match MIGRATIONS.last() {
 pub const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// How often it asks meanwhile.
 const LOCK_POLL: Duration = Duration::from_millis(100);
+/// How long it may take to see which migrations a database has.
+const CHECK_BUDGET: Duration = Duration::from_secs(15);
 /// The longest a migration waits for a table's lock. Longer stalls ingest, shorter never gets it.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a migration that did not get its locks is tried before giving up.
@@ -198,6 +201,8 @@ impl From<tokio_postgres::Error> for MigrateError {
 /// # Errors
 /// See [`MigrateError`]; what was applied before the error stays.
 pub async fn migrate(database: &Database) -> Result<Vec<Applied>, MigrateError> {
+    // The lock is a session's: shared, it would be another's.
+    database.refuse_shared_sessions().await?;
     let (session, applied) = migrate_to(database, MIGRATIONS, LOCK_WAIT).await?;
     let now = partitions::database_time(&session).await?;
     partitions::ensure(&session, now, partitions::DAYS_AHEAD).await?;
@@ -240,9 +245,12 @@ pub async fn migrate_to(
 /// # Errors
 /// As [`check_version`], without [`MigrateError::Behind`].
 pub async fn pending(database: &Database) -> Result<Vec<Migration>, MigrateError> {
-    let session = database.connect(Role::Maintenance).await?;
-    let missing = missing(&session, MIGRATIONS).await?;
-    Ok(missing.into_iter().copied().collect())
+    within(CHECK_BUDGET, async {
+        let session = database.connect(Role::Maintenance).await?;
+        Ok::<_, StoreError>(missing(&session, MIGRATIONS).await)
+    })
+    .await?
+    .map(|missing| missing.into_iter().copied().collect())
 }
 
 /// For the start of a process: whether the database has exactly the schema of this program.
@@ -251,8 +259,7 @@ pub async fn pending(database: &Database) -> Result<Vec<Migration>, MigrateError
 /// [`MigrateError::Newer`], [`MigrateError::Behind`] or [`MigrateError::Changed`], each saying what
 /// to do; [`MigrateError::Store`] when the database does not answer.
 pub async fn check_version(database: &Database) -> Result<(), MigrateError> {
-    let session = database.connect(Role::Maintenance).await?;
-    match missing(&session, MIGRATIONS).await?.first() {
+    match pending(database).await?.first() {
         None => Ok(()),
         Some(first) => Err(MigrateError::Behind {
             database: first.version - 1,

@@ -13,6 +13,7 @@ pub mod attempts;
 pub mod audit_log;
 pub mod backlog;
 pub mod commands;
+mod connect;
 pub mod dead_letters;
 pub mod deliveries;
 pub mod doctor;
@@ -24,6 +25,7 @@ pub mod endpoints;
 pub mod error;
 pub mod event_types;
 pub mod events;
+pub mod failure;
 pub mod found;
 pub mod gauges;
 pub mod health;
@@ -56,7 +58,7 @@ pub mod test_sends;
 
 pub use error::StoreError;
 pub use found::Found;
-pub use pool::{Database, Role, Session};
+pub use pool::{Database, Pool, Pooled, Role, Session};
 pub use reader::Reader;
 pub use tokio_postgres::Transaction;
 

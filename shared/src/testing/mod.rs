@@ -6,12 +6,16 @@
 mod cluster;
 mod database;
 pub mod dns;
+mod pgbouncer;
+pub mod proxy;
 
 use std::panic::Location;
 use std::time::Duration;
 
 pub use cluster::TestCluster;
 pub use database::TestDatabase;
+pub use pgbouncer::PgBouncer;
+pub use proxy::Proxy;
 
 /// How often [`eventually`] looks.
 const POLL: Duration = Duration::from_millis(10);
