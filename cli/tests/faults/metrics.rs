@@ -131,6 +131,7 @@ const OF_A_WORKER: &[Definition] = &[
     ("postrider_deferred_total", "counter", "reason", REASONS),
     ("postrider_slots", "gauge", "state", &["owned", "unowned"]),
     ("postrider_lease_lost_total", "counter", "", &[]),
+    ("postrider_record_lag_seconds", "gauge", "", &[]),
     ("postrider_record_seconds", "histogram", "", &[]),
     (
         "postrider_dns_lookups_total",
