@@ -18,10 +18,11 @@ use shared::runtime::traces::Traces;
 use shared::runtime::{Supervisor, budgets, spawn_driver};
 use shared::store::migrate::check_version;
 use shared::store::{Database, Pool, Role};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::Auth;
+use crate::auth::{Auth, Belief};
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::health::Health;
@@ -91,30 +92,14 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
     metrics::register_all();
     let database = config.database.clone();
     let pool = database.pool(Role::Api, config.connections, budgets::POOL_WAIT)?;
-    let clock = Arc::new(DatabaseClock::new());
-    let mut queues = Queues::new(config.deadline);
-    if let Some(most) = config.most_waiting {
-        queues = queues.with_most_waiting(most);
-    }
-    let queues = Arc::new(queues);
-    let (hints, arriving) = hints::Hints::channel();
-    let writers = Arc::new(writer::Shared {
-        database: database.clone(),
-        queues: Arc::clone(&queues),
-        clock: Arc::clone(&clock),
-        hints,
-        connected: AtomicBool::new(false),
-    });
-    let journal = match &config.journal {
-        Some(settings) => Some(Journal::open(&settings.directory, settings.most_bytes)?),
-        None => None,
-    };
+    let (intake, arriving) = intake(&config)?;
+    let (clock, writers) = (Arc::clone(&intake.clock), Arc::clone(&intake.writers));
     let health = Health::new(
         pool.clone(),
         database.clone(),
         Arc::clone(&clock),
         Arc::clone(&writers),
-        journal.clone(),
+        intake.journal.clone(),
     );
     let connections = Connections::new(pool.clone(), config.deadline);
     // Not `shutdown`: requests under way still need the writers when it comes.
@@ -127,19 +112,15 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
             Arc::clone(&clock),
             config.admin_token.clone(),
             config.limits,
-            config.believed,
-            journal.is_some(),
+            Belief {
+                length: config.believed,
+                through_outages: intake.journal.is_some(),
+            },
         ),
         slots: NextSlot::new(),
         schemas: Schemas::new(connections.clone()),
         quotas: Quotas::new(connections.clone()),
-        intake: Intake {
-            queues,
-            journal,
-            writers: Arc::clone(&writers),
-            clock: Arc::clone(&clock),
-            deadline: config.deadline,
-        },
+        intake,
         connections,
         clock,
         health,
@@ -167,6 +148,36 @@ pub async fn start(config: Config, shutdown: CancellationToken) -> anyhow::Resul
         metrics_addr,
         ended,
     })
+}
+
+/// What takes events, and what its writers tell the workers.
+fn intake(config: &Config) -> anyhow::Result<(Intake, mpsc::Receiver<hints::Places>)> {
+    let clock = Arc::new(DatabaseClock::new());
+    let mut queues = Queues::new(config.deadline);
+    if let Some(most) = config.most_waiting {
+        queues = queues.with_most_waiting(most);
+    }
+    let queues = Arc::new(queues);
+    let (hints, arriving) = hints::Hints::channel();
+    let writers = Arc::new(writer::Shared {
+        database: config.database.clone(),
+        queues: Arc::clone(&queues),
+        clock: Arc::clone(&clock),
+        hints,
+        connected: AtomicBool::new(false),
+    });
+    let journal = match &config.journal {
+        Some(settings) => Some(Journal::open(&settings.directory, settings.most_bytes)?),
+        None => None,
+    };
+    let intake = Intake {
+        queues,
+        journal,
+        writers,
+        clock,
+        deadline: config.deadline,
+    };
+    Ok((intake, arriving))
 }
 
 fn serve(state: &web::Data<State>) -> anyhow::Result<(Server, SocketAddr)> {
@@ -248,7 +259,7 @@ fn start_replay(tasks: &mut Supervisor, state: &State) {
 fn start_hints(
     tasks: &mut Supervisor,
     database: Database,
-    arriving: tokio::sync::mpsc::Receiver<hints::Places>,
+    arriving: mpsc::Receiver<hints::Places>,
 ) {
     let arriving = Arc::new(tokio::sync::Mutex::new(arriving));
     tasks.start("hints", move |stop| {

@@ -129,15 +129,21 @@ struct Entry {
     used: AtomicBool,
 }
 
+/// How long what was confirmed counts while the database cannot be asked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Belief {
+    /// [`BELIEVED`], but for tests.
+    pub(crate) length: Duration,
+    /// With a journal: what was confirmed so shortly before the database went away counts until it is back.
+    pub(crate) through_outages: bool,
+}
+
 /// Knows keys. Shared by all requests of a process.
 pub(super) struct Keys {
     connections: Connections,
     clock: Arc<DatabaseClock>,
     default: Limits,
-    /// [`BELIEVED`], but for tests.
-    pub(super) believed: Duration,
-    /// With a journal: a key that was confirmed so shortly before the database went away is believed until it is back.
-    through_outages: bool,
+    belief: Belief,
     entries: RwLock<HashMap<KeyHash, Arc<Entry>>>,
     refused: Mutex<HashMap<KeyHash, BootTime>>,
     failures: Failures,
@@ -150,15 +156,13 @@ impl Keys {
         connections: Connections,
         clock: Arc<DatabaseClock>,
         default: Limits,
-        believed: Duration,
-        through_outages: bool,
+        belief: Belief,
     ) -> Arc<Self> {
         Arc::new(Self {
             connections,
             clock,
             default,
-            believed,
-            through_outages,
+            belief,
             entries: RwLock::default(),
             refused: Mutex::default(),
             failures: Failures::default(),
@@ -344,13 +348,17 @@ impl Keys {
 
     /// Whether a key that was confirmed so long ago counts while the database cannot be asked. What is revoked in an
     /// outage is not known here: events that a journal accepts are the price of accepting any.
-    fn is_believed(&self, age: Duration) -> bool {
-        if !self.through_outages {
-            return age <= self.believed;
+    pub(super) fn is_believed(&self, age: Duration) -> bool {
+        let Belief {
+            length,
+            through_outages,
+        } = self.belief;
+        if !through_outages {
+            return age <= length;
         }
         // Health checks and commits measure the clock every few seconds, as long as the database answers.
         let away = self.clock.measured_ago().unwrap_or_default();
-        age.saturating_sub(away) <= self.believed
+        age.saturating_sub(away) <= length
     }
 
     async fn find(&self, hash: &KeyHash) -> Result<Option<FoundKey>, StoreError> {
@@ -426,13 +434,11 @@ mod tests {
             .pool(Role::Api, 1, Duration::from_secs(3));
         let connections = Connections::new(pool.unwrap(), Duration::from_secs(1));
         let clock = Arc::new(DatabaseClock::new());
-        let all = Keys::new(
-            connections.clone(),
-            clock,
-            Limits::default(),
-            BELIEVED,
-            false,
-        );
+        let belief = Belief {
+            length: BELIEVED,
+            through_outages: false,
+        };
+        let all = Keys::new(connections.clone(), clock, Limits::default(), belief);
         let client = connections.get().await.unwrap();
         let made = tenants::create_organization(&**client, "a").await.unwrap();
         let owner = OwnerKey::Organization(made.key);

@@ -16,7 +16,6 @@ mod scope;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
 
 use actix_web::http::header;
 use actix_web::{HttpMessage as _, HttpRequest};
@@ -30,7 +29,7 @@ use subtle::ConstantTimeEq;
 use time::OffsetDateTime;
 
 pub(crate) use self::caller::{Caller, KeyRef, OrganizationCaller, Readers};
-pub(crate) use self::keys::BELIEVED;
+pub(crate) use self::keys::{BELIEVED, Belief};
 use self::keys::{Keys, Known, MOST_ENTRIES};
 pub(crate) use self::rate::Remaining;
 pub(crate) use self::scope::Scope;
@@ -83,17 +82,10 @@ impl Auth {
         clock: Arc<DatabaseClock>,
         admin_token: Option<String>,
         default: Limits,
-        believed: Duration,
-        through_outages: bool,
+        belief: Belief,
     ) -> Arc<Self> {
         Arc::new(Self {
-            keys: Keys::new(
-                connections.clone(),
-                clock,
-                default,
-                believed,
-                through_outages,
-            ),
+            keys: Keys::new(connections.clone(), clock, default, belief),
             connections,
             admin_token,
             tenants: RwLock::default(),
@@ -267,7 +259,7 @@ impl Auth {
         let (until, changed) = match changed.await {
             Ok(changed) => changed,
             Err(error) => {
-                if asked.since(looked.at) > self.keys.believed {
+                if !self.keys.is_believed(asked.since(looked.at)) {
                     self.write_tenants().clear();
                 }
                 return Err(error);

@@ -119,12 +119,24 @@ async fn what_cannot_be_promised_is_refused_while_the_database_is_away() {
     server.ready().await;
     let (tenant, unused) = (server.tenant("acme").await, server.tenant("other").await);
     tenant.publishes("a", &json!(0)).await;
+    // An organization's key, and the tenant that it names.
+    let scopes = json!({"name": "backend", "scopes": ["events:write", "tenants:write"]});
+    let (_, organization) = server.organization("saas", &scopes).await;
+    let for_shop = async || {
+        let body = json!({"type": "a", "payload": 1}).to_string();
+        let headers = [("Postrider-Tenant", "ext:shop")];
+        let method = reqwest::Method::POST;
+        server
+            .send(method, "/v1/events", Some(&organization), body, &headers)
+            .await
+    };
     // Its key was confirmed long before the outage.
     let forgotten = server.tenant("forgotten").await;
     forgotten.publishes("a", &json!(0)).await;
     let used = boot_time();
     eventually(PATIENCE, || async {
         tenant.publishes("a", &json!(0)).await;
+        for_shop().await.expect(202);
         (boot_time().since(used) > believed * 4).then_some(())
     })
     .await;
@@ -139,6 +151,7 @@ async fn what_cannot_be_promised_is_refused_while_the_database_is_away() {
     // Much longer than a key is believed without a journal.
     eventually(PATIENCE, || async {
         accepted_here(tenant.post("/v1/events", &event).await);
+        accepted_here(for_shop().await);
         (boot_time().since(stopped) > believed * 6).then_some(())
     })
     .await;
