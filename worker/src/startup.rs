@@ -356,6 +356,9 @@ async fn watch_over(
 ) -> Result<(), String> {
     let mut others = spawn_driver(supervisor.run(STOP_GRACE));
     let failed = tokio::select! {
+        // Told to end before it had a slot, the engine ends as soon as it hears of it: that is no failure.
+        biased;
+        () = drain.cancelled() => None,
         ended = core.join_next() => Some(match ended {
             Some(Ok(name)) => format!("the {name} of the worker ended"),
             Some(Err(panic)) => format!("a core task of the worker failed: {panic}"),
@@ -366,7 +369,6 @@ async fn watch_over(
             Ok(Ok(())) => "the worker's tasks ended".to_owned(),
             Err(panic) => panic.to_string(),
         }),
-        () = drain.cancelled() => None,
     };
     if failed.is_none() {
         let drained = async { while core.join_next().await.is_some() {} };

@@ -21,6 +21,8 @@ async fn what_a_receiver_had_not_answered_when_it_was_killed_is_sent_again() {
     let mut world = World::start(database.url(), database.database()).await;
     let _workers = world.workers(2).await;
     let settings = json!({
+        // More than are needed for all of its absences.
+        "max_attempts": 20,
         "backoff": { "base_seconds": 1, "max_seconds": 1 },
         "breaker": { "failures": 10, "cooldown_seconds": 1, "max_cooldown_seconds": 2 },
     });
