@@ -20,6 +20,9 @@ impl EmbeddedPostgres {
         options
             .settings
             .push(("cluster_name".to_owned(), name.to_owned()));
+        // Or a promotion may wait for 5 s until it is noticed that the primary is gone.
+        let retry = ("wal_retrieve_retry_interval".to_owned(), "100ms".to_owned());
+        options.settings.push(retry);
         let place = Place::prepare(None)?.with_binaries_of(&self.place);
         let mut copy = place.command(&place.program("pg_basebackup"));
         copy.arg("--host").arg(&self.place.socket);
