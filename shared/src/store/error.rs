@@ -94,7 +94,9 @@ impl From<tokio_postgres::Error> for StoreError {
                 Self::Conflict(db.constraint().unwrap_or_default().to_owned())
             }
             (_, "22" | "23" | "54") => Self::BadData(format!("SQLSTATE {}", state.code())),
-            (_, "08" | "53" | "57" | "58") => {
+            // XX: the server cannot do its own work, as on a full disk ("could not write init file"). No
+            // statement of ours makes it say so.
+            (_, "08" | "53" | "57" | "58" | "XX") => {
                 Self::Unavailable(format!("{} ({})", db.message(), state.code()))
             }
             (_, "28" | "3D") => Self::Configuration(format!(

@@ -144,7 +144,7 @@ impl Database {
     /// [`StoreError::Unavailable`] when no node answers and takes writes, each of its addresses within
     /// [`CONNECT_TIMEOUT`]; [`StoreError::Configuration`] when we are not let in.
     pub async fn connect(&self, role: Role) -> Result<Session, StoreError> {
-        Ok(Session::new(self.connector.open(role, None).await?, role))
+        Ok(Session::new(self.connector.open(role, None).await?))
     }
 
     /// Like [`Database::connect`]; NOTIFY payloads arrive on the channel, which closes with the
@@ -159,7 +159,7 @@ impl Database {
     ) -> Result<(Session, mpsc::Receiver<Notification>), StoreError> {
         let (sender, receiver) = mpsc::channel(capacity);
         let opened = self.connector.open(role, Some(sender)).await?;
-        Ok((Session::new(opened, role), receiver))
+        Ok((Session::new(opened), receiver))
     }
 
     /// For the start of a process: whether the sessions of this database are ours alone.
@@ -250,7 +250,7 @@ impl managed::Manager for Manager {
             return Err(RecycleError::message("the connection was lost"));
         }
         if unused > IDLE {
-            let checked = connect::check_again(client, self.role).await;
+            let checked = connect::check_again(client).await;
             checked.inspect_err(|_| doubt.cast())?;
         }
         Ok(())
@@ -260,18 +260,13 @@ impl managed::Manager for Manager {
 /// One connection that its holder owns alone.
 pub struct Session {
     client: Client,
-    role: Role,
     driver: tokio::task::JoinHandle<()>,
 }
 
 impl Session {
-    fn new(opened: Opened, role: Role) -> Self {
+    fn new(opened: Opened) -> Self {
         let Opened { client, driver } = opened;
-        Self {
-            client,
-            role,
-            driver,
-        }
+        Self { client, driver }
     }
 
     /// For who has not asked anything for longer than [`IDLE`]: whether the connection still passes something, and
@@ -280,7 +275,7 @@ impl Session {
     /// # Errors
     /// As [`Database::connect`]: make another one.
     pub async fn check(&self) -> Result<(), StoreError> {
-        connect::check_again(&self.client, self.role).await
+        connect::check_again(&self.client).await
     }
 }
 

@@ -31,6 +31,7 @@ mod removals;
 mod replays;
 mod retention;
 mod sealed;
+mod sessions;
 mod slots;
 mod statements;
 mod traces;

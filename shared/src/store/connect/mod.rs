@@ -262,9 +262,19 @@ where
         .any(|name| connection.parameter(name) == Some("on"))
 }
 
-/// Whether a connection that was idle still passes something, and its node takes writes.
-pub(super) async fn check_again(client: &Client, role: Role) -> Result<(), StoreError> {
-    within(CHECK_BUDGET, check(client, role)).await
+/// Whether a connection that was idle still passes something, and its node takes writes. Not whether it has the
+/// settings that it was opened with: whoever holds a session makes settings of its own.
+pub(super) async fn check_again(client: &Client) -> Result<(), StoreError> {
+    let messages = within(CHECK_BUDGET, client.simple_query(STATE)).await?;
+    let read_only = messages.iter().find_map(row).and_then(|row| row.get(0));
+    if read_only == Some("off") {
+        return Ok(());
+    }
+    Err(read_only_node())
+}
+
+fn read_only_node() -> StoreError {
+    StoreError::Unavailable("it is read-only".to_owned())
 }
 
 /// Whether the node takes writes, and the session is as we asked for it.
@@ -276,7 +286,7 @@ async fn check(client: &Client, role: Role) -> Result<(), StoreError> {
         .collect();
     let (statement_timeout, lock_timeout) = role.timeouts();
     match found.as_slice() {
-        ["on", ..] => Err(StoreError::Unavailable("it is read-only".to_owned())),
+        ["on", ..] => Err(read_only_node()),
         [_, "on", statements, locks]
             if *statements == statement_timeout && *locks == lock_timeout =>
         {
