@@ -15,7 +15,7 @@ use std::time::Duration;
 use shared::fail_point;
 use shared::ids::{Incarnation, SLOT_COUNT, Slot};
 use shared::runtime::clock::{DatabaseClock, boot_time};
-use shared::runtime::{budgets, jitter};
+use shared::runtime::jitter;
 use shared::store::pool::within;
 use shared::store::slots::Handed;
 use shared::store::{Database, Role, Session, StoreError, slots};
@@ -221,6 +221,7 @@ impl Lease {
         tenure: &mut Tenure,
     ) -> Result<(), StoreError> {
         let census = within(STATEMENT_BUDGET, slots::census(session, incarnation)).await?;
+        tenure.first_death_in(census.first_death_in, boot_time());
         let differences = tenure.compare(&census.mine);
         if !differences.lost.is_empty() {
             tracing::warn!(slots = differences.lost.len(), "slots were lost");
@@ -291,7 +292,7 @@ impl Lease {
         drain: &CancellationToken,
     ) {
         let draining = drain.is_cancelled();
-        let renewal = tokio::time::sleep(budgets::RENEW_INTERVAL);
+        let renewal = tokio::time::sleep(tenure.pause(boot_time()));
         tokio::select! {
             () = renewal => {}
             () = self.wake.notified() => {}

@@ -21,6 +21,9 @@ use shared::runtime::clock::BootTime;
 /// in this. Looks themselves do not measure it: every hand-over causes one, and who gave slots up would
 /// take them back before anybody else has seen them.
 const LEFT_TO_OTHERS: Duration = RENEW_INTERVAL.saturating_mul(2);
+/// Between two renewals at least: one whose death is due and who cannot be declared dead is no reason to ask
+/// without a pause.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// See the module.
 #[derive(Debug)]
@@ -31,6 +34,8 @@ pub struct Tenure {
     held: BTreeMap<Slot, Epoch>,
     /// The renewal at which free slots were first seen that are free ever since.
     free_since: Option<BootTime>,
+    /// When the first of the others can be declared dead, unless it renews its lease.
+    first_death: Option<BootTime>,
 }
 
 /// Where belief and database differ.
@@ -63,6 +68,7 @@ impl Tenure {
             renewed_at: now,
             held: BTreeMap::new(),
             free_since: None,
+            first_death: None,
         }
     }
 
@@ -89,6 +95,22 @@ impl Tenure {
     #[must_use]
     pub fn may_declare_dead(&self, now: BootTime) -> bool {
         now.since(self.healthy_since) >= self.ttl
+    }
+
+    /// The first of the others can be declared dead after so long, unless it renews its lease.
+    pub fn first_death_in(&mut self, length: Option<Duration>, now: BootTime) {
+        self.first_death = length.map(|length| now.after(length));
+    }
+
+    /// How long to wait until the next renewal: less when a lease runs out before, so that nobody's deliveries
+    /// wait for the next round after it.
+    #[must_use]
+    pub fn pause(&self, now: BootTime) -> Duration {
+        let death = self
+            .first_death
+            .filter(|death| self.may_declare_dead(*death))
+            .map_or(RENEW_INTERVAL, |death| death.since(now));
+        death.clamp(SHORTEST_PAUSE, RENEW_INTERVAL)
     }
 
     /// Compares with what the database says is ours.
@@ -188,6 +210,25 @@ mod tests {
         tenure.connected(at(120));
         assert!(!tenure.may_declare_dead(at(129)));
         assert!(tenure.may_declare_dead(at(130)));
+    }
+
+    #[test]
+    fn it_looks_again_when_the_first_lease_runs_out_and_never_without_a_pause() {
+        let mut tenure = Tenure::new(TTL, at(100));
+        assert_eq!(tenure.pause(at(120)), RENEW_INTERVAL);
+        for (now, death_in, expected) in [
+            (120, 9_000, RENEW_INTERVAL),
+            (120, 1_300, Duration::from_millis(1_300)),
+            (120, 0, SHORTEST_PAUSE),
+            // Not healthy for a TTL then: it is not this one that may do it.
+            (105, 1_300, RENEW_INTERVAL),
+            (109, 1_000, Duration::from_secs(1)),
+        ] {
+            tenure.first_death_in(Some(Duration::from_millis(death_in)), at(now));
+            assert_eq!(tenure.pause(at(now)), expected, "{now} {death_in}");
+        }
+        tenure.first_death_in(None, at(120));
+        assert_eq!(tenure.pause(at(120)), RENEW_INTERVAL);
     }
 
     #[test]

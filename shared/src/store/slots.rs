@@ -57,7 +57,8 @@ const CENSUS: &str = "
 SELECT (SELECT count(*) FROM workers WHERE expires_at > clock_timestamp() AND NOT draining),
        (SELECT count(*) FROM slots s WHERE s.owner IS NULL OR NOT EXISTS (SELECT 1 FROM workers w WHERE w.id = s.owner)),
        ARRAY(SELECT slot FROM slots WHERE owner = $1 ORDER BY slot),
-       ARRAY(SELECT epoch FROM slots WHERE owner = $1 ORDER BY slot)";
+       ARRAY(SELECT epoch FROM slots WHERE owner = $1 ORDER BY slot),
+       (SELECT extract(epoch FROM min(expires_at) + interval '1 s' - clock_timestamp())::float8 FROM workers WHERE id <> $1)";
 
 /// Locks the slots that it takes; skips those that another worker is taking, or took since this
 /// statement began: the row is then read again, but its new owner, who may have joined since as well,
@@ -138,6 +139,9 @@ pub const STATEMENTS: &[(&str, &str)] = &[
 pub struct Census {
     /// Living worker incarnations, those that are draining not counted.
     pub workers: usize,
+    /// How long until the first of the others could be declared dead, if it does not renew its lease; zero
+    /// when one could be now.
+    pub first_death_in: Option<Duration>,
     /// Slots without a living owner.
     pub free: usize,
     /// What the asker owns.
@@ -254,8 +258,11 @@ pub async fn census(client: &Client, incarnation: Incarnation) -> Result<Census,
         .map(Slot)
         .zip(epochs.into_iter().map(Epoch))
         .collect();
+    let first_death_in: Option<f64> = row.try_get(4)?;
     Ok(Census {
         workers: count(0)?,
+        first_death_in: first_death_in
+            .map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
         free: count(1)?,
         mine,
     })

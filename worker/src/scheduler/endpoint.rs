@@ -122,8 +122,9 @@ pub(super) struct Told {
 }
 
 impl Endpoint {
-    pub(super) fn new(key: EndpointKey, slot: Slot, tenant: TenantKey, now: BootTime) -> Self {
-        Self {
+    /// On the heap: a map of 100,000 of them that grows would hold them twice.
+    pub(super) fn new(key: EndpointKey, slot: Slot, tenant: TenantKey, now: BootTime) -> Box<Self> {
+        Box::new(Self {
             key,
             slot,
             tenant,
@@ -166,7 +167,7 @@ impl Endpoint {
             parking: Vec::new(),
             load_not_before: BootTime(std::time::Duration::ZERO),
             last_active: now,
-        }
+        })
     }
 
     /// There may be `ready` rows behind the cursor.
@@ -506,7 +507,7 @@ impl Endpoint {
         self.stale_during_load = false;
         self.due_during_load = None;
         // No load that started before these records is under way any more.
-        self.tombstones.clear();
+        self.tombstones = Set::default();
     }
 
     fn insert_if_absent(&mut self, id: Uuid) -> bool {
@@ -527,16 +528,24 @@ impl Endpoint {
 
     /// It was admitted, but no request was made: any load finds it again.
     pub(super) fn not_sent(&mut self, id: Uuid, now: Now) {
-        self.known.remove(&id);
+        self.unknown(id);
         self.lines.free(id);
         self.scanned(true, Some(now.database));
     }
 
     /// A row that is not ours to send any more; a load under way may still show it.
     fn forget(&mut self, id: Uuid) {
-        self.known.remove(&id);
+        self.unknown(id);
         if self.load_out {
             self.tombstones.insert(id);
+        }
+    }
+
+    /// Takes a row out of `known`, which keeps no room when it is empty (as [`Lanes`]).
+    fn unknown(&mut self, id: Uuid) {
+        self.known.remove(&id);
+        if self.known.is_empty() {
+            self.known = Set::default();
         }
     }
 
@@ -551,7 +560,7 @@ impl Endpoint {
 
     /// A loaded row is not kept.
     pub(super) fn dropped(&mut self, row: &LiveRow, now: Now) {
-        self.known.remove(&row.id);
+        self.unknown(row.id);
         if self.lines.free(row.id).is_some() {
             self.lines.hinted();
         } else if row.attempts_made == 0 {

@@ -166,10 +166,11 @@ impl Scheduler {
 
     /// Reads a locked endpoint again.
     pub(super) fn unlock(&mut self, key: EndpointKey, now: Now) {
-        let endpoint = self.endpoints.get_mut(&key);
-        let locked =
-            |found: &&mut Endpoint| found.config.as_ref().is_some_and(|config| config.locked);
-        if let Some(endpoint) = endpoint.filter(locked) {
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        let config = endpoint.config.as_ref();
+        if config.is_some_and(|config| config.locked) {
             endpoint.changed();
             consider_load(endpoint, &mut self.load_turns, now);
         }

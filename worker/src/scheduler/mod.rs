@@ -101,7 +101,7 @@ pub struct Scheduler {
     may_start_until: BootTime,
     recording_behind: bool,
     slots: OwnedSlots,
-    endpoints: Map<EndpointKey, Endpoint>,
+    endpoints: Map<EndpointKey, Box<Endpoint>>,
     send_turns: Turns,
     /// Those of slow endpoints, while their share of the permits is used up.
     slow_turns: Turns,
@@ -305,7 +305,7 @@ impl Scheduler {
 
     /// Puts an endpoint into the turns that it can use.
     fn consider(&mut self, key: EndpointKey, now: Now) {
-        if self.endpoints.get(&key).is_some_and(Endpoint::may_revive) {
+        if self.endpoints.get(&key).is_some_and(|it| it.may_revive()) {
             self.revive(key, now);
         }
         let Some(endpoint) = self.endpoints.get_mut(&key) else {

@@ -37,8 +37,9 @@ impl Scheduler {
         for key in keys {
             self.pause(key);
             let (pauses, endpoint) = (&self.pauses, self.endpoints.get(&key));
-            let meant =
-                |rows: &super::Endpoint| rows.lanes.iter().any(|row| is_paused(pauses, row, now));
+            let meant = |rows: &Box<super::Endpoint>| {
+                rows.lanes.iter().any(|row| is_paused(pauses, row, now))
+            };
             // What is in memory already is met again when it is loaded again.
             if endpoint.is_some_and(meant) {
                 self.unload(key, now);

@@ -17,7 +17,6 @@ use crate::worker::Task;
 use crate::world::{CallId, Event, MARGIN, MILLI, Micros, SECOND, TTL, World};
 
 const BUDGET: Micros = 3 * SECOND;
-const RENEW_INTERVAL: Micros = 2 * SECOND;
 
 /// Where the loop stands: what it waits for.
 #[derive(Debug, Default)]
@@ -224,6 +223,9 @@ impl World {
     }
 
     fn counted(&mut self, index: usize, census: Census) {
+        let now = self.boot_time(index);
+        self.tenure(index)
+            .first_death_in(census.first_death_in, now);
         if self.mutation == Mutation::NoComparison {
             return self.balance(index, &census);
         }
@@ -281,7 +283,9 @@ impl World {
         let number = self.number();
         self.processes[index].lease.at = At::Waiting(number);
         let life = (index, self.processes[index].life);
-        self.after(RENEW_INTERVAL, Event::Timer(life, Task::Lease, number));
+        let now = self.boot_time(index);
+        let pause = u64::try_from(self.tenure(index).pause(now).as_micros()).unwrap();
+        self.after(pause, Event::Timer(life, Task::Lease, number));
         self.release_next(index);
     }
 

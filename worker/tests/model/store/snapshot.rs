@@ -154,7 +154,12 @@ impl Store {
             .values()
             .filter(|row| row.expires_at > now && !row.draining);
         let mine = self.numbered().filter(|(_, row)| row.owner == Some(me));
+        let others = self.workers.iter().filter(|(id, _)| **id != me);
+        let death = others
+            .map(|(_, row)| row.expires_at + time::Duration::SECOND)
+            .min();
         Census {
+            first_death_in: death.map(|at| (at - now).try_into().unwrap_or_default()),
             workers: living.count(),
             free: self
                 .numbered()
