@@ -36,12 +36,10 @@ impl Scheduler {
         keys.sort_unstable();
         for key in keys {
             self.pause(key);
-            let (pauses, endpoint) = (&self.pauses, self.endpoints.get(&key));
-            let meant = |rows: &Box<super::Endpoint>| {
-                rows.lanes.iter().any(|row| is_paused(pauses, row, now))
-            };
+            let pauses = &self.pauses;
+            let rows = self.endpoints.get(&key).map(|it| it.lanes.iter());
             // What is in memory already is met again when it is loaded again.
-            if endpoint.is_some_and(meant) {
+            if rows.is_some_and(|mut rows| rows.any(|row| is_paused(pauses, row, now))) {
                 self.unload(key, now);
             }
             self.consider(key, now);
