@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::owner::{ENDPOINT, ITS_TENANT, Owner, SLOT};
-use crate::world::{delivery, event};
+use crate::world::{self, delivery, event};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const WHY: &str = "it failed for five days";
@@ -156,11 +156,7 @@ async fn a_busy_endpoint_that_refuses_everything_is_judged_within_the_statements
     let owner = Owner::new().await;
     let insert = "INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version, total_ms, outcome, applied)
                   SELECT 7, gen_random_uuid(), 1, 1, now() - g * interval '80 ms', 1, gen_random_uuid(), 1, 5, 5, true FROM generate_series(1, 1000000) g";
-    owner
-        .session
-        .batch_execute(&format!("SET statement_timeout = '5min'; {insert}"))
-        .await
-        .unwrap();
+    world::fill(&owner.database, insert).await;
     let at = owner.now().await;
 
     let started = boot_time();

@@ -15,7 +15,7 @@ use shared::store::{Role, Session, slots};
 use shared::testing::TestDatabase;
 use uuid::Uuid;
 
-use crate::world::{TENANT, event, now};
+use crate::world::{self, TENANT, event, now};
 
 const SLOT: Slot = Slot(1);
 const CROWDED: EndpointKey = EndpointKey(1);
@@ -30,7 +30,7 @@ struct Crowd {
     owner: Incarnation,
     epoch: Epoch,
     event: Uuid,
-    _test: TestDatabase,
+    test: TestDatabase,
 }
 
 impl Crowd {
@@ -68,7 +68,7 @@ impl Crowd {
             owner,
             epoch,
             event,
-            _test: test,
+            test,
         };
         // Executed once, so that the plans are cached.
         queue::scan(&crowd.session, &crowd.sql, &[SLOT])
@@ -91,7 +91,7 @@ impl Crowd {
              FROM generate_series(1, 1000000) g",
             self.event
         );
-        self.session.batch_execute(&sql).await.unwrap();
+        world::fill(&self.test.database(), &sql).await;
     }
 
     async fn quiet_delivery(&self, table: &str, columns: &str, values: &str) -> Uuid {

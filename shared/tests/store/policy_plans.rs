@@ -13,7 +13,7 @@ use shared::store::recovery::{self, Revive};
 use uuid::Uuid;
 
 use crate::owner::{ENDPOINT, ITS_TENANT, Owner, SLOT};
-use crate::world::TENANT;
+use crate::world::{self, TENANT};
 
 const BOUND: Duration = Duration::from_millis(500);
 /// For thousands of rows that change, beside tests that fill other databases.
@@ -51,7 +51,7 @@ async fn fill(owner: &Owner, sql: &str) {
     let sql = sql
         .replace("{id}", id)
         .replace("{tenant}", &TENANT.to_string());
-    owner.session.batch_execute(&sql).await.unwrap();
+    world::fill(&owner.database, &sql).await;
 }
 
 /// The quickest of a few tries, which must be quick enough.

@@ -21,15 +21,9 @@ const MOST_BATCHES: usize = 12;
 async fn much_else(owner: &Owner) {
     let id = "('7fffffff-0000-7000-8000-' || lpad(to_hex(g), 12, '0'))::uuid";
     let rows = "FROM generate_series(1, 250000) g";
-    for first in [
-        "SET statement_timeout = '5min'",
-        "VACUUM ANALYZE ready, dead_letters, attempts, replayed, endpoints, events",
-    ] {
-        owner.session.batch_execute(first).await.unwrap();
-    }
-    owner
-        .session
-        .batch_execute(&format!(
+    let vacuum = "VACUUM ANALYZE ready, dead_letters, attempts, replayed, endpoints, events";
+    world::fill(&owner.database, vacuum).await;
+    let filling = format!(
             "INSERT INTO endpoints (id, public_id, tenant_id, slot, url) OVERRIDING SYSTEM VALUE
                SELECT 1 + g, gen_random_uuid(), {TENANT}, 1, 'http://receiver.example/' FROM generate_series(1, 10000) g;
              INSERT INTO ready (slot, tenant_id, endpoint_id, id, event_id) SELECT 1, {TENANT}, 1, {id}, {id} {rows};
@@ -39,9 +33,8 @@ async fn much_else(owner: &Owner) {
              INSERT INTO attempts (tenant_id, delivery_id, no, epoch, started_at, endpoint_id, event_id, endpoint_version,
                  total_ms, outcome, applied, response)
                SELECT {TENANT}, {id}, 1, 1, now(), 1, {id}, 1, 5, 1, true, 'x' {rows}"
-        ))
-        .await
-        .unwrap();
+        );
+    world::fill(&owner.database, &filling).await;
 }
 
 /// By plans made with the statistics of before, as a worker makes them.

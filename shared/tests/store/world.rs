@@ -1,8 +1,8 @@
 //! What the tests put into the database, by the names of architecture §2.
 
 use shared::ids::{self, Incarnation};
-use shared::store::Session;
 use shared::store::leases::{self, Lease};
+use shared::store::{Database, Role, Session};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -16,6 +16,12 @@ pub(crate) async fn now(session: &Session) -> OffsetDateTime {
         .await
         .unwrap();
     row.get(0)
+}
+
+/// A million rows and the like. A worker's or the API's connection that is silent for so long counts as lost.
+pub(crate) async fn fill(database: &Database, sql: &str) {
+    let session = database.connect(Role::Maintenance).await.unwrap();
+    session.batch_execute(sql).await.unwrap();
 }
 
 /// A worker that is alive.
