@@ -89,6 +89,8 @@ impl Tenure {
             self.healthy_since = sent_at;
         }
         self.renewed_at = sent_at;
+        // Looked up anew after each renewal; a worker that leaves does not, and buries nobody.
+        self.first_death = None;
     }
 
     /// Whether others whose lease ran out may be declared dead.
@@ -229,6 +231,11 @@ mod tests {
         }
         tenure.first_death_in(None, at(120));
         assert_eq!(tenure.pause(at(120)), RENEW_INTERVAL);
+
+        // Not known since: a worker that drains does not ask every tenth of a second for the rest of its life.
+        tenure.first_death_in(Some(Duration::from_secs(9)), at(120));
+        tenure.renewed(at(122));
+        assert_eq!(tenure.pause(at(140)), RENEW_INTERVAL);
     }
 
     #[test]
